@@ -1,0 +1,1 @@
+"""The engine that both kinds of worker run: no network, no asyncio."""

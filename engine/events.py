@@ -1,0 +1,133 @@
+"""What one engine step tells the world, and what the world may ask of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.types import (
+    AttemptId,
+    Failure,
+    Load,
+    SequenceId,
+    SequenceRequest,
+    TokenDelta,
+)
+
+# ---- asked of the engine ----
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Queue a sequence."""
+
+    request: SequenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget an attempt, whatever its state; unknown ones are ignored."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKV:
+    """Read tokens [start, stop) of an exporting sequence; answered by KVRead."""
+
+    read_id: int
+    transfer_id: bytes
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseExport:
+    """The transfer has ended: its blocks fall back. Unknown ones are ignored."""
+
+    transfer_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteKV:
+    """Write KV of tokens [start, start + n) of an importing sequence.
+
+    `arrays` must stay readable until KVWritten answers.
+    """
+
+    import_id: int
+    id: SequenceId
+    start: int
+    arrays: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDecode:
+    """All KV has been written; `first_token` is the one that prefill sampled."""
+
+    id: SequenceId
+    first_token: int
+
+
+Command = Add | Abort | ReadKV | ReleaseExport | WriteKV | BeginDecode
+
+# ---- told by the engine ----
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Slot and blocks are reserved; `tokens` tokens of KV will be computed or imported."""
+
+    id: SequenceId
+    transfer_id: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Not taken: the queue is full."""
+
+    attempt: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """KV of tokens [0, tokens) of an exporting sequence can be read."""
+
+    transfer_id: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Prefill has ended with `first`; nothing more will be computed for the transfer."""
+
+    transfer_id: bytes
+    first: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class KVRead:
+    """`arrays` is None when the transfer was gone before it could be read."""
+
+    read_id: int
+    arrays: tuple[np.ndarray, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVWritten:
+    """The arrays of a WriteKV are no longer needed; `ok` is False if the sequence was gone."""
+
+    import_id: int
+    ok: bool
+
+
+Event = Admitted | Rejected | Computed | Prefilled | KVRead | KVWritten | TokenDelta | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    events: tuple[Event, ...]
+    load: Load

@@ -1,0 +1,76 @@
+"""A model whose answers can be worked out by hand, for tests of everything around it.
+
+Its KV of a token is the token, kept in real blocks, so KV that is misplaced, lost or
+mixed up gives a wrong answer. The next token after tokens t[0..n) is
+
+    (sum of (i + 1) * t[i]) mod vocab_size
+
+at every temperature; the log-probability of that token is reported as 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.plan import ExportKV, ImportKV, RunBatch, StepOutcome, StepPlan
+from engine.types import TokenLogprobs
+
+MODEL_TYPE = "hexserve_fake"
+
+
+def next_token(tokens: Sequence[int], vocab_size: int) -> int:
+    """The answer, by hand."""
+    return sum((i + 1) * t for i, t in enumerate(tokens)) % vocab_size
+
+
+class FakeRunner:
+    """Runs plans on a numpy pool of `num_blocks * block_size` tokens.
+
+    A step takes `step_s` seconds, as a stand-in for the devices' work.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, step_s: float = 0.0
+    ) -> None:
+        self._pool = np.full(num_blocks * block_size, -1, dtype=np.int32)
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._step_s = step_s
+
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        outcome = StepOutcome()
+        for entry in plan.entries:
+            if isinstance(entry, ImportKV):
+                self._pool[entry.slots] = entry.arrays[0][0, :, 0, 0]
+            elif isinstance(entry, ExportKV):
+                tokens = self._pool[entry.slots]
+                outcome.exported[entry.read_id] = (tokens.reshape(1, -1, 1, 1).copy(),)
+            elif isinstance(entry, RunBatch):
+                self._run_batch(entry, outcome)
+        return outcome
+
+    def _run_batch(self, batch: RunBatch, outcome: StepOutcome) -> None:
+        if self._step_s:
+            time.sleep(self._step_s)
+        for row in batch.rows:
+            stop = row.start + len(row.tokens)
+            positions = np.arange(stop)
+            table = np.asarray(row.blocks, dtype=np.int64)
+            slots = table[positions // self._block_size] * self._block_size
+            slots += positions % self._block_size
+            self._pool[slots[row.start :]] = row.tokens
+            if row.sampling is not None:
+                weighted = self._pool[slots].astype(np.int64) * (positions + 1)
+                token = int(weighted.sum() % self._vocab_size)
+                outcome.tokens[row.id] = token
+                if row.sampling.top_logprobs is not None:
+                    best = tuple(range(min(row.sampling.top_logprobs, 1)))
+                    outcome.logprobs[row.id] = TokenLogprobs(
+                        0.0, tuple(token for _ in best), tuple(0.0 for _ in best)
+                    )

@@ -1,0 +1,120 @@
+"""The step plan: everything one engine step does to the devices, as plain values.
+
+The leader of a multi-host worker can send a plan to its followers, which replay it.
+Entries run in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.types import SequenceId, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How to sample the next token of one row.
+
+    `position` is the position of the token to be sampled, counted from the first prompt
+    token; the noise is keyed by (seed, choice, position).
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    choice: int
+    position: int
+    penalized: bool
+    top_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One sequence's share of a batch.
+
+    Attributes:
+        tokens: tokens to compute, at positions [start, start + len(tokens)).
+        blocks: block table; covers at least start + len(tokens) tokens.
+        slot: row of the penalty counts.
+        sampling: None when no token is to be sampled (more of the prompt is to come).
+    """
+
+    id: SequenceId
+    tokens: tuple[int, ...]
+    start: int
+    blocks: tuple[int, ...]
+    slot: int
+    sampling: RowSampling | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch:
+    """One ragged forward pass. Rows of one token come first, then the longer ones."""
+
+    rows: tuple[BatchRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTokenCounts:
+    """Rebuild the penalty counts of `slot` from a sequence's tokens."""
+
+    slot: int
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportKV:
+    """Copy KV of tokens [start, stop) out of the pool, into a buffer of its own.
+
+    `slots[i]` is the place (block * block_size + offset) of token start + i.
+    """
+
+    read_id: int
+    start: int
+    stop: int
+    slots: np.ndarray  # int32 [stop - start]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportKV:
+    """Copy KV of tokens [start, start + n) into the pool.
+
+    `arrays` are [layers, n, heads, width], in the payload's order; they are read before
+    the step that holds this entry returns, not after.
+    """
+
+    import_id: int
+    start: int
+    slots: np.ndarray  # int32 [n]
+    arrays: tuple[np.ndarray, ...]
+
+
+Entry = RunBatch | LoadTokenCounts | ExportKV | ImportKV
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What the devices answered.
+
+    Attributes:
+        tokens: the sampled token of each row of the batch that samples one.
+        logprobs: the same, for rows that asked for them.
+        exported: read_id → arrays [layers, n, heads, width]; each owns its memory.
+    """
+
+    tokens: dict[SequenceId, int] = field(default_factory=dict)
+    logprobs: dict[SequenceId, TokenLogprobs] = field(default_factory=dict)
+    exported: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)

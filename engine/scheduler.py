@@ -1,0 +1,434 @@
+"""Which sequences a step computes, and where their KV lies. Plain Python, no jax.
+
+Admission is first come, first served, and reserves every block a sequence can ever need
+on this worker, so nothing that runs can run out of blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.blocks import BlockPool
+from engine.events import (
+    Admitted,
+    BeginDecode,
+    Computed,
+    Event,
+    KVRead,
+    KVWritten,
+    Prefilled,
+    ReadKV,
+    Rejected,
+    WriteKV,
+)
+from engine.plan import (
+    BatchRow,
+    Entry,
+    ExportKV,
+    ImportKV,
+    LoadTokenCounts,
+    RowSampling,
+    RunBatch,
+    StepOutcome,
+    StepPlan,
+)
+from engine.sequence import Sequence, SequenceState
+from engine.types import (
+    AttemptId,
+    Failure,
+    FailureCode,
+    Load,
+    Role,
+    SequenceId,
+    SequenceRequest,
+    TokenDelta,
+)
+
+EXPORTS_PER_STEP = 8
+IMPORTS_PER_STEP = 8
+IMPORTS_PER_BUSY_STEP = 2
+"""While sequences decode, a step takes few pieces, so that their tokens are not held up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step and the queue.
+
+    Attributes:
+        max_seqs: sequences that compute or import at once; the number of device slots.
+        max_prefill_seqs: prompts that join one step.
+        max_batch_tokens: tokens of one step.
+        max_waiting: sequences in the queue; one more is rejected.
+        max_model_len: prompt and output tokens of one sequence.
+    """
+
+    max_seqs: int
+    max_prefill_seqs: int
+    max_batch_tokens: int
+    max_waiting: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Scheduler:
+    """Owns the sequences and the block pool. Not thread safe: the engine thread's alone."""
+
+    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: deque[Sequence] = deque()
+        self._decoding: dict[SequenceId, Sequence] = {}
+        self._exports: dict[bytes, Sequence] = {}
+        self._reads: deque[ReadKV] = deque()
+        self._writes: deque[WriteKV] = deque()
+        self._slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._fresh_slots: list[Sequence] = []
+        self._events: list[Event] = []
+
+    # ---- commands ----
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a sequence, or answer with Failure (never possible) or Rejected (full)."""
+        refusal = self._never_fits(request)
+        if refusal is not None:
+            self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))
+        elif len(self._waiting) >= self.limits.max_waiting:
+            reason = f"{len(self._waiting)} requests are waiting already"
+            self._events.append(Rejected(request.id.attempt, reason))
+        elif request.id not in self._sequences:
+            sequence = Sequence.of(request)
+            self._sequences[request.id] = sequence
+            self._waiting.append(sequence)
+
+    def abort(self, attempt: AttemptId) -> None:
+        """Forget every sequence of `attempt`; idempotent."""
+        for sequence in [s for s in self._sequences.values() if s.id.attempt == attempt]:
+            self._end(sequence)
+
+    def read(self, command: ReadKV) -> None:
+        sequence = self._exports.get(command.transfer_id)
+        if sequence is None or not 0 <= command.start < command.stop <= sequence.computed:
+            self._events.append(KVRead(command.read_id, None))
+        else:
+            self._reads.append(command)
+
+    def write(self, command: WriteKV) -> None:
+        sequence = self._sequences.get(command.id)
+        count = command.arrays[0].shape[1]
+        if (
+            sequence is None
+            or sequence.state is not SequenceState.IMPORTING
+            or not 0 <= command.start < command.start + count <= len(sequence.tokens)
+        ):
+            self._events.append(KVWritten(command.import_id, ok=False))
+        else:
+            self._writes.append(command)
+
+    def release_export(self, transfer_id: bytes) -> None:
+        """The transfer has ended; idempotent, unknown ids are ignored."""
+        sequence = self._exports.get(transfer_id)
+        if sequence is not None:
+            self._end(sequence)
+
+    def begin_decode(self, command: BeginDecode) -> None:
+        """Decode from the next step on; ignored when the sequence is gone."""
+        sequence = self._sequences.get(command.id)
+        if sequence is None or sequence.state is not SequenceState.IMPORTING:
+            return
+        sequence.computed = len(sequence.tokens)
+        sequence.tokens.append(command.first_token)
+        self._start_decoding(sequence)
+
+    # ---- a step ----
+
+    @property
+    def has_work(self) -> bool:
+        """True when a step would do something."""
+        return bool(
+            self._decoding
+            or self._prefilling
+            or self._reads
+            or self._writes
+            or self._events
+            or (self._waiting and self._can_admit(self._waiting[0]))
+        )
+
+    def schedule(self) -> StepPlan:
+        """Admit what fits and choose the entries of the next step."""
+        self._admit()
+        entries: list[Entry] = [*self._imports(), *self._exports_now()]
+        rows = [self._decode_row(s) for s in self._decoding.values()]
+        rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
+        entries += self._count_loads()
+        if rows:
+            # One-token rows first: kernels treat them apart from longer ones.
+            rows.sort(key=lambda row: len(row.tokens) > 1)
+            entries.append(RunBatch(tuple(rows)))
+        return StepPlan(tuple(entries))
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Event, ...]:
+        """Take in what the devices answered; returns everything that has happened."""
+        for entry in plan.entries:
+            if isinstance(entry, ExportKV):
+                arrays = outcome.exported[entry.read_id]
+                self._events.append(KVRead(entry.read_id, arrays))
+            elif isinstance(entry, ImportKV):
+                self._events.append(KVWritten(entry.import_id, ok=True))
+            elif isinstance(entry, RunBatch):
+                for row in entry.rows:
+                    self._commit_row(row, outcome)
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def load(self) -> Load:
+        uncomputed = (len(s.tokens) - s.computed for s in (*self._waiting, *self._prefilling))
+        return Load(
+            waiting=len(self._waiting),
+            running=self.limits.max_seqs - len(self._slots),
+            waiting_tokens=sum(uncomputed),
+            free_blocks=self.pool.free,
+            running_blocks=self.pool.running,
+            exported_blocks=self.pool.exported,
+        )
+
+    def check_invariants(self) -> None:
+        """Recount blocks, slots and queues from the sequences alone.
+
+        Raises:
+            AssertionError: something is lost, owned twice or in two places.
+        """
+        running: list[int] = []
+        exported: list[int] = []
+        for sequence in self._sequences.values():
+            target = exported if sequence.state is SequenceState.EXPORTED else running
+            target.extend(sequence.blocks)
+            if sequence.state is SequenceState.WAITING:
+                assert not sequence.blocks, f"{sequence.id} waits and owns blocks"
+            else:
+                held = len(sequence.blocks) * self.pool.block_size
+                assert sequence.computed <= held, f"{sequence.id} has KV outside its blocks"
+        self.pool.check_invariants(running, exported)
+        slots = [s.slot for s in self._sequences.values() if s.slot >= 0]
+        assert sorted([*slots, *self._slots]) == list(range(self.limits.max_seqs)), "slots"
+        by_state = {
+            SequenceState.WAITING: list(self._waiting),
+            SequenceState.PREFILLING: list(self._prefilling),
+            SequenceState.DECODING: list(self._decoding.values()),
+        }
+        for state, queue in by_state.items():
+            owners = {s.id for s in self._sequences.values() if s.state is state}
+            assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
+            assert len(owners) == len(queue), f"a sequence is {state.value} twice"
+
+    # ---- admission ----
+
+    def _kv_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose KV this worker may have to hold for `sequence`."""
+        if not sequence.decodes_here:
+            return len(sequence.tokens)
+        # The KV of the very last token is never needed.
+        return max(sequence.most_tokens(self.limits.max_model_len) - 1, len(sequence.tokens))
+
+    def _never_fits(self, request: SequenceRequest) -> str | None:
+        known, limits = request.known_tokens, self.limits
+        if not request.prompt:
+            return "the prompt is empty"
+        if len(known) >= limits.max_model_len:
+            return (
+                f"{len(known)} tokens leave no room for output: "
+                f"max_model_len is {limits.max_model_len}"
+            )
+        if min(known) < 0 or max(known) >= limits.vocab_size:
+            return f"a token id is outside the vocabulary of {limits.vocab_size}"
+        if len(request.output) >= request.sampling.max_tokens:
+            return f"max_tokens={request.sampling.max_tokens} tokens have been produced already"
+        needed = self.pool.blocks_for(self._kv_tokens(Sequence.of(request)))
+        if needed > self.pool.num_blocks:
+            return (
+                f"{needed} KV blocks of {self.pool.block_size} tokens are needed, "
+                f"this worker has {self.pool.num_blocks}"
+            )
+        return None
+
+    def _can_admit(self, sequence: Sequence) -> bool:
+        needed = self.pool.blocks_for(self._kv_tokens(sequence))
+        return bool(self._slots) and needed <= self.pool.free
+
+    def _admit(self) -> None:
+        while self._waiting and self._can_admit(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            sequence.blocks = self.pool.reserve(self.pool.blocks_for(self._kv_tokens(sequence)))
+            sequence.slot = self._slots.pop()
+            if Role.PREFILL in sequence.request.roles:
+                sequence.enter(SequenceState.PREFILLING)
+                self._prefilling.append(sequence)
+                self._fresh_slots.append(sequence)
+            else:
+                sequence.enter(SequenceState.IMPORTING)
+            transfer_id = sequence.request.transfer_id
+            if not sequence.decodes_here:
+                self._exports[transfer_id] = sequence
+            self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens)))
+
+    def _end(self, sequence: Sequence) -> None:
+        """The one way out: give everything back and forget the sequence."""
+        queue = {
+            SequenceState.WAITING: self._waiting,
+            SequenceState.PREFILLING: self._prefilling,
+        }.get(sequence.state)
+        if queue is not None:
+            queue.remove(sequence)
+        self._decoding.pop(sequence.id, None)
+        if self._exports.get(sequence.request.transfer_id) is sequence:
+            del self._exports[sequence.request.transfer_id]
+        self._drop_copies(sequence)
+        if sequence in self._fresh_slots:
+            self._fresh_slots.remove(sequence)
+        self._free_slot(sequence)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.enter(SequenceState.ENDED)
+        del self._sequences[sequence.id]
+
+    def _drop_copies(self, sequence: Sequence) -> None:
+        reads: deque[ReadKV] = deque()
+        for read in self._reads:
+            if read.transfer_id == sequence.request.transfer_id:
+                self._events.append(KVRead(read.read_id, None))
+            else:
+                reads.append(read)
+        self._reads = reads
+        writes: deque[WriteKV] = deque()
+        for write in self._writes:
+            if write.id == sequence.id:
+                self._events.append(KVWritten(write.import_id, ok=False))
+            else:
+                writes.append(write)
+        self._writes = writes
+
+    def _free_slot(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            self._slots.append(sequence.slot)
+            sequence.slot = -1
+
+    # ---- entries ----
+
+    def _place(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
+        """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
+        size = self.pool.block_size
+        positions = np.arange(start, stop, dtype=np.int32)
+        table = np.asarray(sequence.blocks, dtype=np.int32)
+        return table[positions // size] * size + positions % size
+
+    def _imports(self) -> Iterator[ImportKV]:
+        limit = IMPORTS_PER_BUSY_STEP if self._decoding else IMPORTS_PER_STEP
+        for _ in range(min(limit, len(self._writes))):
+            write = self._writes.popleft()
+            stop = write.start + write.arrays[0].shape[1]
+            slots = self._place(self._sequences[write.id], write.start, stop)
+            yield ImportKV(write.import_id, write.start, slots, write.arrays)
+
+    def _exports_now(self) -> Iterator[ExportKV]:
+        for _ in range(min(EXPORTS_PER_STEP, len(self._reads))):
+            read = self._reads.popleft()
+            slots = self._place(self._exports[read.transfer_id], read.start, read.stop)
+            yield ExportKV(read.read_id, read.start, read.stop, slots)
+
+    def _count_loads(self) -> Iterator[LoadTokenCounts]:
+        for sequence in self._fresh_slots:
+            if sequence.sampling.needs_token_counts:
+                prompt = sequence.request.prompt
+                output = tuple(sequence.tokens[len(prompt) :])
+                yield LoadTokenCounts(sequence.slot, prompt, output)
+        self._fresh_slots.clear()
+
+    def _decode_row(self, sequence: Sequence) -> BatchRow:
+        return self._row(sequence, len(sequence.tokens))
+
+    def _prefill_rows(self, budget: int) -> list[BatchRow]:
+        rows: list[BatchRow] = []
+        for sequence in self._prefilling:
+            count = len(sequence.tokens) - sequence.computed
+            if len(rows) == self.limits.max_prefill_seqs or count > budget:
+                break
+            budget -= count
+            rows.append(self._row(sequence, len(sequence.tokens)))
+        return rows
+
+    def _row(self, sequence: Sequence, stop: int) -> BatchRow:
+        """Compute tokens [sequence.computed, stop), and sample if they are all there are."""
+        sampling = sequence.sampling
+        choose = None
+        if stop == len(sequence.tokens):
+            choose = RowSampling(
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                repetition_penalty=sampling.repetition_penalty,
+                seed=sampling.seed,
+                choice=sequence.id.choice,
+                position=stop,
+                penalized=sampling.needs_token_counts,
+                top_logprobs=sampling.top_logprobs,
+            )
+        return BatchRow(
+            sequence.id,
+            tuple(sequence.tokens[sequence.computed : stop]),
+            sequence.computed,
+            tuple(sequence.blocks[: self.pool.blocks_for(stop)]),
+            sequence.slot,
+            choose,
+        )
+
+    # ---- results ----
+
+    def _commit_row(self, row: BatchRow, outcome: StepOutcome) -> None:
+        sequence = self._sequences[row.id]
+        sequence.computed = row.start + len(row.tokens)
+        exporting = not sequence.decodes_here
+        if exporting:
+            computed = Computed(sequence.request.transfer_id, sequence.computed)
+            self._events.append(computed)
+        if row.sampling is None:
+            return
+        token = outcome.tokens[row.id]
+        index = sequence.output_count
+        sequence.tokens.append(token)
+        finish = sequence.finish_after(token, self.limits.max_model_len)
+        logprobs = outcome.logprobs.get(row.id)
+        delta = TokenDelta(
+            row.id, index, (token,), None if logprobs is None else (logprobs,), finish
+        )
+        self._events.append(delta)
+        if exporting:
+            self._events.append(Prefilled(sequence.request.transfer_id, delta))
+        if finish is not None:
+            self._end(sequence)
+        elif sequence.state is SequenceState.PREFILLING:
+            self._prefilling.remove(sequence)
+            if exporting:
+                self._park(sequence)
+            else:
+                self._start_decoding(sequence)
+
+    def _start_decoding(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.IMPORTING:
+            self._fresh_slots.append(sequence)
+        sequence.enter(SequenceState.DECODING)
+        self._decoding[sequence.id] = sequence
+
+    def _park(self, sequence: Sequence) -> None:
+        """Keep a prefilled sequence's blocks for its reader, and nothing else."""
+        sequence.enter(SequenceState.EXPORTED)
+        self.pool.export(sequence.blocks)
+        self._free_slot(sequence)

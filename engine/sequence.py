@@ -1,0 +1,94 @@
+"""A sequence in the engine and its lifecycle. Plain Python, no jax."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.types import FinishReason, Role, SamplingParams, SequenceId, SequenceRequest
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is. The names are also those of metrics and fault points."""
+
+    WAITING = "waiting"  # in the queue, owns nothing
+    PREFILLING = "prefilling"  # blocks reserved, known tokens being computed
+    IMPORTING = "importing"  # blocks reserved, KV arriving from a prefill worker
+    DECODING = "decoding"  # one new token per step
+    EXPORTED = "exported"  # computed; its blocks wait to be fetched
+    ENDED = "ended"  # owns nothing, is nowhere
+
+
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset(
+        {SequenceState.PREFILLING, SequenceState.IMPORTING, SequenceState.ENDED}
+    ),
+    SequenceState.PREFILLING: frozenset(
+        {SequenceState.DECODING, SequenceState.EXPORTED, SequenceState.ENDED}
+    ),
+    SequenceState.IMPORTING: frozenset({SequenceState.DECODING, SequenceState.ENDED}),
+    SequenceState.DECODING: frozenset({SequenceState.ENDED}),
+    SequenceState.EXPORTED: frozenset({SequenceState.ENDED}),
+    SequenceState.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sequence being served.
+
+    Attributes:
+        tokens: prompt and output token ids so far.
+        computed: KV of `tokens[0:computed]` is in the blocks.
+        blocks: block table, in token order; empty unless it owns blocks.
+        slot: row of the per-sequence device state (penalty counts), -1 without one.
+    """
+
+    request: SequenceRequest
+    tokens: list[int]
+    state: SequenceState = SequenceState.WAITING
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slot: int = -1
+
+    @classmethod
+    def of(cls, request: SequenceRequest) -> Sequence:
+        return cls(request, list(request.known_tokens))
+
+    @property
+    def id(self) -> SequenceId:
+        return self.request.id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def output_count(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def decodes_here(self) -> bool:
+        return Role.DECODE in self.request.roles
+
+    def enter(self, state: SequenceState) -> None:
+        """Change state.
+
+        Raises:
+            ValueError: the lifecycle has no such transition.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise ValueError(f"{self.id}: {self.state.value} → {state.value} is not a transition")
+        self.state = state
+
+    def most_tokens(self, max_model_len: int) -> int:
+        """Tokens that prompt and output may reach; KV is needed for one fewer."""
+        return min(len(self.request.prompt) + self.sampling.max_tokens, max_model_len)
+
+    def finish_after(self, token: int, max_model_len: int) -> FinishReason | None:
+        """Whether `token`, just appended to `tokens`, is the last one."""
+        if token in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.tokens) >= self.most_tokens(max_model_len):
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,35 @@
+"""The border between the HTTP gateway and the dispatch to workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from engine.types import ModelLimits, SamplingParams, TokenDelta
+
+
+class Generator(Protocol):
+    """Turns token ids into token ids by way of the workers."""
+
+    @property
+    def limits(self) -> ModelLimits | None:
+        """The served model's limits; None until a worker of each role is ready."""
+
+    @property
+    def ready(self) -> bool:
+        """True while requests can be served; False while loading or draining."""
+
+    def health(self) -> dict[str, Any]:
+        """A JSON-able account of the workers for `/health`."""
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Yield the deltas of one sequence, in order and without gaps.
+
+        The last delta has `finish` set. Closing the generator early (`aclose`) aborts the
+        request on every worker that knows of it. `request_id` is internal and unique.
+
+        Raises:
+            ServingError: see router.errors; before the first delta or between two.
+        """
