@@ -1,0 +1,121 @@
+"""Reads config.json and generation_config.json: what a model says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from checkpoint.errors import CheckpointError
+from checkpoint.json_file import read_object
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+T = TypeVar("T", str, int, float, bool, list, dict)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The facts of a model folder that every room needs.
+
+    Attributes:
+        path: the config.json they were read from, for messages.
+        raw: config.json as it is; the engine reads its architecture from it.
+        model_type: names the architecture.
+        vocab_size: number of logits; token ids run from 0 to vocab_size - 1.
+        max_position_embeddings: most tokens in one sequence.
+        eos_token_ids: ids that end a sequence, generation_config.json's first, then those
+            that only config.json names; may be empty.
+        generation_defaults: the model's own sampling defaults, those of temperature, top_p,
+            top_k, min_p and repetition_penalty that generation_config.json gives.
+    """
+
+    path: Path
+    raw: dict[str, Any]
+    model_type: str
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, float]
+
+    def require(self, name: str, kind: type[T]) -> T:
+        """Returns config.json's field `name`, which must be of type `kind`.
+
+        `float` takes whole numbers too; `int` takes no booleans.
+
+        Raises:
+            CheckpointError: the field is missing, null, or of another type.
+        """
+        return _require(self.raw, name, kind, self.path)
+
+
+def read_config(folder: Path) -> CheckpointConfig:
+    """Reads and checks the configuration in a model folder.
+
+    Raises:
+        CheckpointError: config.json is missing or broken, generation_config.json is broken,
+            or a field they must have is missing or makes no sense.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        what = "not a model folder, it has no config.json" if folder.is_dir() else "no such folder"
+        raise CheckpointError(f"{folder}: {what}")
+    raw = read_object(path)
+    generation_path = folder / GENERATION_FILE
+    generation = read_object(generation_path) if generation_path.is_file() else {}
+
+    vocab_size = _positive(raw, "vocab_size", path)
+    eos_ids = dict.fromkeys(_eos_ids(generation, generation_path) + _eos_ids(raw, path))
+    for token in eos_ids:
+        if not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{path}: eos_token_id {token} is not below vocab_size {vocab_size}"
+            )
+    return CheckpointConfig(
+        path=path,
+        raw=raw,
+        model_type=_require(raw, "model_type", str, path),
+        vocab_size=vocab_size,
+        max_position_embeddings=_positive(raw, "max_position_embeddings", path),
+        eos_token_ids=tuple(eos_ids),
+        generation_defaults={
+            name: _require(generation, name, float, generation_path)
+            for name in _SAMPLING_FIELDS
+            if generation.get(name) is not None
+        },
+    )
+
+
+def _require(values: dict[str, Any], name: str, kind: type[T], path: Path) -> T:
+    if name not in values:
+        raise CheckpointError(f"{path}: the field {name!r} is missing")
+    value = values[name]
+    accepted: Any = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise CheckpointError(
+            f"{path}: the field {name!r} must be of type {kind.__name__}, not {value!r}"
+        )
+    return value
+
+
+def _positive(values: dict[str, Any], name: str, path: Path) -> int:
+    value = _require(values, name, int, path)
+    if value < 1:
+        raise CheckpointError(f"{path}: the field {name!r} must be at least 1, not {value}")
+    return value
+
+
+def _eos_ids(values: dict[str, Any], path: Path) -> list[int]:
+    given = values.get("eos_token_id")
+    if given is None:
+        return []
+    tokens = given if isinstance(given, list) else [given]
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise CheckpointError(
+                f"{path}: the field 'eos_token_id' must be an id or a list of ids, not {given!r}"
+            )
+    return tokens

@@ -1,0 +1,96 @@
+"""From what a user calls a model to a folder on this machine."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors as hub_errors
+
+from checkpoint.demo import fetch_demo_model
+from checkpoint.errors import CheckpointError
+from checkpoint.fake import cached_fake_model
+
+logger = logging.getLogger("hexserve.checkpoint")
+
+HUB_PATTERNS = ("model*.safetensors", "*.json", "*.jinja")
+"""Files of a hub repository that are downloaded, from its top folder only.
+
+Pickled weights never are, nor second copies of the weights under other names.
+"""
+
+
+def resolve(model: str, cache: Path, revision: str | None = None) -> Path:
+    """Returns the local folder of `model`, fetching it first where needed.
+
+    `model` is `demo` (the demo model), `fake` (the fake model), a local folder, or the id of
+    a Hugging Face Hub repository, of which `revision` picks a branch, tag or commit. A local
+    folder that is called like one of the two words is reached as `./demo`. The demo and the
+    fake model lie in `cache`; the hub's library keeps its own cache.
+
+    Raises:
+        CheckpointError: there is no such model, or it cannot be fetched; the message says why.
+    """
+    if model == "demo":
+        return fetch_demo_model(cache)
+    if model == "fake":
+        return cached_fake_model(cache)
+    if not model.strip():
+        raise CheckpointError("the model's name is empty")
+    if model.startswith("gs://"):
+        raise CheckpointError(f"{model}: models in Google Cloud Storage are not supported yet")
+    if "://" in model:
+        raise CheckpointError(f"{model}: not a folder and not the id of a hub repository")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{model}: must be a model folder, and this is a file")
+    if _is_path(model):
+        raise CheckpointError(f"{model}: no such folder")
+    return _from_hub(model, revision)
+
+
+def _is_path(model: str) -> bool:
+    """Whether a name can only be meant as a path: hub ids are `name` or `owner/name`."""
+    return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
+
+
+def _from_hub(repo: str, revision: str | None) -> Path:
+    logger.info("fetching %s from the Hugging Face Hub", repo)
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(HUB_PATTERNS),
+            ignore_patterns=["*/*"],
+        )
+    except hub_errors.HFValidationError as error:
+        raise CheckpointError(f"{repo}: neither a folder nor a hub id ({error})") from error
+    except hub_errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repo}: access to this model must be granted on its page at huggingface.co; "
+            f"then log in (`hf auth login`, or set HF_TOKEN)"
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo}: no such folder, and no such model on the Hugging Face Hub "
+            f"(or it is private and you are not logged in)"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"{repo}: has no revision {revision!r}") from error
+    except hub_errors.LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo}: no such folder, and the Hugging Face Hub cannot be reached "
+            f"({_first_line(error)}). `demo` needs no hub"
+        ) from error
+    except OSError as error:  # network, quota, disk: the hub library's errors are OSErrors too
+        raise CheckpointError(
+            f"{repo}: cannot be fetched from the Hugging Face Hub ({_first_line(error)})"
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
