@@ -1,0 +1,1 @@
+"""The operations of the engine, an implementation per platform."""

@@ -1,0 +1,1 @@
+"""One decoder, driven by traits."""

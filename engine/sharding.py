@@ -1,0 +1,45 @@
+"""How arrays lie on the devices: logical axes, and the table that maps them to a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+MODEL_AXIS = "model"
+"""The mesh axis of tensor parallelism."""
+
+TABLE: dict[str | None, str | None] = {
+    "layer": None,
+    "vocab": MODEL_AXIS,
+    "hidden": None,
+    "heads": MODEL_AXIS,
+    "kv_heads": MODEL_AXIS,
+    "head_dim": None,
+    "ffn": MODEL_AXIS,
+    "blocks": None,
+    "block": None,
+    None: None,
+}
+"""Logical axis → mesh axis; None is replicated."""
+
+
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """A one-axis mesh over `devices`."""
+    return Mesh(np.asarray(devices), (MODEL_AXIS,))
+
+
+def sharding_of(axes: Sequence[str | None], mesh: Mesh) -> NamedSharding:
+    """The sharding of an array with these logical axes.
+
+    Raises:
+        KeyError: an axis is not in the table.
+        ValueError: two axes of one array map to the same mesh axis.
+    """
+    mapped = [TABLE[axis] for axis in axes]
+    used = [axis for axis in mapped if axis is not None]
+    if len(used) != len(set(used)):
+        raise ValueError(f"axes {tuple(axes)} use a mesh axis twice: {mapped}")
+    return NamedSharding(mesh, PartitionSpec(*mapped))
