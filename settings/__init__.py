@@ -1,0 +1,1 @@
+"""Frozen configuration and the one table of flags."""

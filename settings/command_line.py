@@ -1,0 +1,139 @@
+"""From command line and environment to the frozen configurations."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from settings import flags
+from settings.config import (
+    EngineConfig,
+    HttpConfig,
+    ModelConfig,
+    RouterConfig,
+    ServeConfig,
+    Topology,
+    WorkerConfig,
+)
+from settings.environment import Environment
+from settings.errors import ConfigError
+
+SHARED = (flags.MODEL, flags.ENGINE)
+"""The groups that a launcher hands on to its workers."""
+
+
+def serve_config(
+    arguments: Sequence[str], environment: Environment, *, as_hex_llm: bool = False
+) -> tuple[ServeConfig, list[str]]:
+    """`hexserve serve`: the deployment, and the flags to hand on to each worker.
+
+    Raises:
+        ConfigError: see settings.flags.parse; or no model is named.
+    """
+    values = flags.parse(
+        (*SHARED, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING),
+        arguments,
+        prog="python -m hex_llm.server.api_server" if as_hex_llm else "hexserve serve",
+        description="Serve a model over HTTP, by one worker or by pools of them.",
+    )
+    model = _model(values, environment)
+    topology = None if values.disagg_topo is None else Topology.parse(values.disagg_topo)
+    config = ServeConfig(
+        model=model,
+        engine=_engine(values),
+        http=_http(values, environment, as_hex_llm=as_hex_llm),
+        topology=topology,
+        log_level=_log_level(values, environment),
+        cache=environment.cache,
+    )
+    values.model = model.model
+    return config, flags.spell(values, SHARED)
+
+
+def worker_config(arguments: Sequence[str], environment: Environment, *, prog: str) -> WorkerConfig:
+    """`python -m prefill_worker` and its likes.
+
+    Raises:
+        ConfigError: see settings.flags.parse; or no address is given.
+    """
+    values = flags.parse(
+        (*SHARED, flags.WORKER, flags.LOGGING),
+        arguments,
+        prog=prog,
+        description="Run one worker, for routers to connect to.",
+    )
+    if values.address is None:
+        raise ConfigError("--address is missing: unix:/path or host:port to listen at")
+    return WorkerConfig(
+        model=_model(values, environment),
+        engine=_engine(values),
+        address=values.address,
+        advertise=values.advertise,
+        cpus=values.cpus,
+        exit_with_stdin=values.exit_with_stdin,
+        log_level=_log_level(values, environment),
+        cache=environment.cache,
+    )
+
+
+def router_config(arguments: Sequence[str], environment: Environment) -> RouterConfig:
+    """`python -m router`.
+
+    Raises:
+        ConfigError: see settings.flags.parse; or no worker is named.
+    """
+    values = flags.parse(
+        (flags.MODEL, flags.ROUTER, flags.HTTP, flags.LOGGING),
+        arguments,
+        prog="python -m router",
+        description="Serve HTTP by way of workers that run elsewhere.",
+    )
+    if not values.workers:
+        raise ConfigError("--workers is missing: addresses of the workers, separated by commas")
+    return RouterConfig(
+        model=_model(values, environment),
+        http=_http(values, environment, as_hex_llm=False),
+        workers=values.workers,
+        log_level=_log_level(values, environment),
+        cache=environment.cache,
+    )
+
+
+def _model(values: argparse.Namespace, environment: Environment) -> ModelConfig:
+    model = values.model or environment.storage_uri
+    if not model:
+        raise ConfigError("--model is missing: a Hugging Face model id, a local folder, or demo")
+    return ModelConfig(
+        model=model,
+        tokenizer=values.tokenizer,
+        revision=values.revision,
+        served_model_name=values.served_model_name,
+        load_format=values.load_format,
+        dtype=values.dtype,
+        max_model_len=values.max_model_len,
+        seed=values.seed,
+    )
+
+
+def _engine(values: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        **{name: getattr(values, name) for name in EngineConfig.__dataclass_fields__}
+    )
+
+
+def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: bool) -> HttpConfig:
+    everywhere = environment.on_vertex or as_hex_llm
+    vertex_port = environment.http_port or (8080 if environment.on_vertex else 7080)
+    return HttpConfig(
+        host=values.host or ("0.0.0.0" if everywhere else "127.0.0.1"),
+        port=vertex_port if values.port is None else values.port,
+        predict_route=environment.predict_route,
+        health_route=environment.health_route,
+    )
+
+
+def _log_level(values: argparse.Namespace, environment: Environment) -> str:
+    if values.log_level is not None:
+        level: str = values.log_level
+        return level
+    return "DEBUG" if environment.verbose else environment.log_level

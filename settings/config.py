@@ -1,0 +1,159 @@
+"""What a deployment is configured to be. Frozen: made once from flags and environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from settings.errors import ConfigError
+
+BLOCK_SIZES = (8, 16, 32, 2048, 8192)
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How many workers of each role; `--disagg_topo=3,1` is 3 prefill and 1 decode."""
+
+    prefill: int
+    decode: int
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """From "P,D".
+
+        Raises:
+            ConfigError: not two whole numbers of at least 1.
+        """
+        parts = text.split(",")
+        try:
+            prefill, decode = (int(part) for part in parts)
+        except ValueError:
+            raise ConfigError(
+                f"--disagg_topo={text}: two whole numbers are wanted, prefill workers and "
+                "decode workers, such as 3,1"
+            ) from None
+        if prefill < 1 or decode < 1:
+            raise ConfigError(
+                f"--disagg_topo={text}: at least 1 prefill and 1 decode worker are needed"
+            )
+        return cls(prefill, decode)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and in what form.
+
+    `max_model_len` None is what config.json says; `dtype` "auto" is the platform's choice.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    served_model_name: str | None = None
+    load_format: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a worker's engine batches and how much KV it holds.
+
+    The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
+    """
+
+    warmup: bool = True
+    max_prefill_seqs: int = 1
+    prefill_seqs_padding: int = 8
+    prefill_len_padding: int | None = None
+    decode_seqs_padding: int | None = None
+    decode_blocks_padding: int | None = None
+    max_decode_seqs: int | None = None
+    hbm_utilization_factor: float = 0.9
+    num_blocks: int | None = None
+    block_size: int = 32
+    max_queued_requests: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """EngineConfig's batching with every default decided."""
+
+    max_prefill_seqs: int
+    prefill_seqs_padding: int
+    prefill_len_padding: int
+    decode_seqs_padding: int
+    decode_blocks_padding: int
+    max_decode_seqs: int
+
+
+_ACCELERATOR = BatchSizes(1, 8, 512, 8, 128, 256)  # Hex-LLM's defaults
+_CPU = BatchSizes(1, 8, 64, 1, 8, 32)
+
+
+def with_platform_defaults(config: EngineConfig, platform: str) -> BatchSizes:
+    """Fill what was left unset, by platform ("cpu", "tpu", "gpu")."""
+    defaults = _CPU if platform == "cpu" else _ACCELERATOR
+    given = {
+        name: value
+        for name in BatchSizes.__dataclass_fields__
+        if (value := getattr(config, name)) is not None
+    }
+    return replace(defaults, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Where the router listens and which routes Vertex AI calls."""
+
+    host: str
+    port: int
+    predict_route: str = "/generate"
+    health_route: str = "/ping"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """A whole deployment on this machine. `topology` None is one colocated worker."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    http: HttpConfig
+    topology: Topology | None
+    log_level: str
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker process.
+
+    Attributes:
+        address: where it listens: "unix:/path" or "host:port". Beside a Unix socket lies that
+            of the shared-memory transport.
+        cpus: cores to run on; None leaves the choice to the system.
+        exit_with_stdin: end when standard input closes, so that no worker outlives the
+            process that started it.
+    """
+
+    model: ModelConfig
+    engine: EngineConfig
+    address: str
+    advertise: str | None
+    cpus: tuple[int, ...] | None
+    exit_with_stdin: bool
+    log_level: str
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """A router that finds its workers at fixed addresses."""
+
+    model: ModelConfig
+    http: HttpConfig
+    workers: tuple[str, ...]
+    log_level: str
+    cache: Path

@@ -1,0 +1,73 @@
+"""The only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from settings.errors import ConfigError
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the process environment says.
+
+    Attributes:
+        on_vertex: an `AIP_*` variable is set.
+        storage_uri: the model when `--model` is absent.
+    """
+
+    cache: Path
+    log_level: str
+    verbose: bool
+    on_vertex: bool
+    http_port: int | None
+    health_route: str
+    predict_route: str
+    storage_uri: str | None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read `variables`, the process environment by default.
+
+    Raises:
+        ConfigError: a variable has a value that cannot be used; names it.
+    """
+    env = os.environ if variables is None else variables
+    cache = Path(env.get("HEXSERVE_CACHE") or Path.home() / ".cache" / "hexserve")
+    level = env.get("HEX_LLM_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"HEX_LLM_LOG_LEVEL={level}: one of {', '.join(LOG_LEVELS)} is wanted")
+    verbose = env.get("HEX_LLM_VERBOSE_LOG", "false").lower()
+    if verbose not in ("true", "false"):
+        raise ConfigError(f"HEX_LLM_VERBOSE_LOG={verbose}: true or false is wanted")
+    vertex = {name: value for name, value in env.items() if name.startswith("AIP_")}
+    return Environment(
+        cache=cache.expanduser().absolute(),
+        log_level=level,
+        verbose=verbose == "true",
+        on_vertex=bool(vertex),
+        http_port=_port(vertex.get("AIP_HTTP_PORT")),
+        health_route=_route(vertex, "AIP_HEALTH_ROUTE", "/ping"),
+        predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
+        storage_uri=vertex.get("AIP_STORAGE_URI") or None,
+    )
+
+
+def _port(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise ConfigError(f"AIP_HTTP_PORT={text}: a port from 1 to 65535 is wanted")
+    return int(text)
+
+
+def _route(vertex: Mapping[str, str], name: str, default: str) -> str:
+    route = vertex.get(name) or default
+    if not route.startswith("/"):
+        raise ConfigError(f"{name}={route}: a route begins with /")
+    return route

@@ -1,0 +1,251 @@
+"""The one table of flags. Names may be written with - or _ on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from settings.config import BLOCK_SIZES
+from settings.environment import LOG_LEVELS
+from settings.errors import ConfigError
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1 is wanted")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**64:
+        raise argparse.ArgumentTypeError(f"{text}: a seed from 0 to 2**64 - 1 is wanted")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"{text}: a port from 0 to 65535 is wanted")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: a share above 0 and at most 1 is wanted")
+    return value
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in text.split(","))
+    if not all(addresses):
+        raise argparse.ArgumentTypeError(f"{text!r}: an address is empty")
+    return addresses
+
+
+def _level(text: str) -> str:
+    if text.upper() not in LOG_LEVELS:
+        raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(LOG_LEVELS)} is wanted")
+    return text.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        type: text → value; None for a switch, which takes no value or true/false.
+        default: None where "unset" means something of its own.
+        supported: the values that are served today; any other is refused by name.
+            Empty means all of them.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] | None = str
+    default: Any = None
+    choices: Sequence[Any] | None = None
+    supported: tuple[Any, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+
+def _switch(name: str, help: str, default: bool, supported: tuple[bool, ...] = ()) -> Flag:
+    return Flag(name, help, None, default, supported=supported)
+
+
+MODEL = (
+    Flag(
+        "model", "Hugging Face model id, local folder, `demo`, or `fake` (no arithmetic: for tests)"
+    ),
+    Flag("tokenizer", "tokenizer's model id or folder (default: the model's)"),
+    Flag(
+        "tokenizer_mode", "auto or slow", default="auto", choices=("auto", "slow"),
+        supported=("auto",),
+    ),
+    Flag("revision", "revision of a Hugging Face model id"),
+    Flag("served_model_name", "name of the model in the API (default: --model)"),
+    _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
+    Flag(
+        "load_format", "auto, or dummy for random weights", default="auto",
+        choices=("auto", "dummy"),
+    ),
+    Flag(
+        "dtype",
+        "of weights and KV; auto is the checkpoint's, on CPU float32",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+    ),
+    Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
+    Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
+    Flag("seed", "seeds every generator", _seed, 0),
+)  # fmt: skip
+
+ENGINE = (
+    Flag("tensor_parallel_size", "devices per worker", _positive, 1, supported=(1,)),
+    _switch("enable_jit", "compile the programs", True, (True,)),
+    _switch("warmup", "compile everything before the first request", True),
+    Flag("max_prefill_seqs", "most sequences prefilled in one step", _positive, 1),
+    Flag("prefill_seqs_padding", "granularity of prompts in a step", _positive, 8),
+    Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", _positive),
+    Flag("decode_seqs_padding", "granularity of decoding sequences (8; CPU: 1)", _positive),
+    Flag("decode_blocks_padding", "granularity of block tables (128; CPU: 8)", _positive),
+    Flag(
+        "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", _positive,
+        aliases=("max_running_seqs",),
+    ),
+    _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
+    _switch("enable_chunked_prefill", "prefill long prompts in pieces", False, (False,)),
+    Flag(
+        "hbm_utilization_factor", "share of the memory left after the weights for KV", _share, 0.9
+    ),
+    Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", _positive),
+    Flag("block_size", "tokens of a KV block", int, 32, choices=BLOCK_SIZES),
+    Flag("max_queued_requests", "waiting requests of a worker before it rejects", _positive, 1024),
+    _switch("enable_lora", "serve LoRA adapters", False, (False,)),
+    Flag("max_lora_rank", "largest rank of an adapter", _positive, 16, supported=(16,)),
+    _switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
+    Flag(
+        "max_num_mem_cached_lora", "adapters kept in memory", _positive, 16, supported=(16,)
+    ),
+)  # fmt: skip
+
+DEPLOYMENT = (
+    Flag("num_hosts", "hosts of the deployment", _positive, 1, supported=(1,)),
+    Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
+    Flag("data_parallel_size", "replicas of every worker", _positive, 1, supported=(1,)),
+    Flag(
+        "worker_distributed_method", "mp (processes) or ray", default="mp",
+        choices=("mp", "ray"), supported=("mp",),
+    ),
+)  # fmt: skip
+
+HTTP = (
+    Flag("host", "address to listen on (127.0.0.1; 0.0.0.0 on Vertex AI or as hex_llm)"),
+    Flag("port", "port to listen on (7080; AIP_HTTP_PORT on Vertex AI); 0 takes a free one", _port),
+)
+
+LOGGING = (Flag("log_level", "DEBUG, INFO, WARNING or ERROR (HEX_LLM_LOG_LEVEL)", _level),)
+
+WORKER = (
+    Flag("address", "unix:/path or host:port to serve the router and other workers at"),
+    Flag("advertise", "host:port at which other workers reach this one (default: --address)"),
+    Flag("cpus", "cores to run on, such as 0,1", _cpus),
+    _switch("exit_with_stdin", "end when standard input closes", False),
+)
+
+ROUTER = (Flag("workers", "addresses of the workers, such as unix:/a,host:8471", _addresses),)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+    if flag.type is None:
+        parser.add_argument(
+            *names, action=argparse.BooleanOptionalAction, default=flag.default, help=flag.help
+        )
+        return
+    parser.add_argument(
+        *names, dest=flag.name, type=flag.type, default=flag.default, choices=flag.choices,
+        help=flag.help,
+    )  # fmt: skip
+
+
+def _normalize(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
+    """Spell every flag with _ and a switch's value as its negation or nothing."""
+    result = []
+    for argument in arguments:
+        if not argument.startswith("--"):
+            result.append(argument)
+            continue
+        name, equals, value = argument[2:].partition("=")
+        name = name.replace("-", "_")
+        if name.startswith("no_") and name[3:] in switches and not equals:
+            result.append(f"--no-{name[3:]}")
+        elif name in switches and equals:
+            if value.lower() not in ("true", "false"):
+                raise ConfigError(f"--{name}={value}: true or false is wanted")
+            result.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
+        else:
+            result.append(f"--{name}{equals}{value}")
+    return result
+
+
+def parse(
+    groups: Iterable[Sequence[Flag]], arguments: Sequence[str], *, prog: str, description: str
+) -> argparse.Namespace:
+    """Parse a command line against some groups of the table; `--help` prints them and exits.
+
+    Raises:
+        ConfigError: an unknown flag, a value of the wrong type or out of range, or one whose
+            feature is not there yet; the message names the flag.
+    """
+    flags = [flag for group in groups for flag in group]
+    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    for flag in flags:
+        _add(parser, flag)
+    switches = frozenset(flag.name for flag in flags if flag.type is None)
+    values = parser.parse_args(_normalize(arguments, switches))
+    for flag in flags:
+        value = getattr(values, flag.name)
+        if flag.supported and value not in flag.supported:
+            served = ", ".join(_spell(v) for v in flag.supported)
+            raise ConfigError(
+                f"--{flag.name}={_spell(value)} is not supported yet (supported: {served})"
+            )
+    return values
+
+
+def spell(values: argparse.Namespace, groups: Iterable[Sequence[Flag]]) -> list[str]:
+    """The command line that gives `values` again, without what is at its default."""
+    result = []
+    for flag in (flag for group in groups for flag in group):
+        value = getattr(values, flag.name)
+        if value == flag.default:
+            continue
+        if flag.type is None:
+            result.append(f"--{flag.name}" if value else f"--no-{flag.name}")
+        else:
+            result.append(f"--{flag.name}={_spell(value)}")
+    return result
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return str(value)
