@@ -1,0 +1,58 @@
+"""Moves KV between workers: a prefill worker's `KVSource`, a decode worker's `KVSink`.
+
+    source = KVSource(layout, read, on_release, chunk_tokens=128)
+    server = await serve_shm(source, path)                      # shm:///path, and / or
+    grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
+
+    fetch = sink.fetch([server.uri, "grpc://10.0.0.7:9000"], transfer_id)
+    tokens = await fetch.admitted()
+    async for chunk in fetch.chunks():
+        ...
+        chunk.release()
+    await fetch.close(done=True)
+
+The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
+"""
+
+from kvtransfer.errors import (
+    IntegrityError,
+    KVTransferError,
+    LayoutMismatch,
+    ProtocolError,
+    SharedMemoryFull,
+    SourceUnreachable,
+    TransferAborted,
+    TransferTimeout,
+    UnknownTransfer,
+)
+from kvtransfer.fetch import Chunk, Fetch
+from kvtransfer.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, kv_service_handler
+from kvtransfer.layout import ArraySpec, KVLayout
+from kvtransfer.shm_transport import ShmServer, serve_shm
+from kvtransfer.sink import KVSink
+from kvtransfer.source import KVSource
+from kvtransfer.transfer import ReleaseCause
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "SERVER_OPTIONS",
+    "ArraySpec",
+    "Chunk",
+    "Fetch",
+    "IntegrityError",
+    "KVLayout",
+    "KVSink",
+    "KVSource",
+    "KVTransferError",
+    "LayoutMismatch",
+    "ProtocolError",
+    "ReleaseCause",
+    "SharedMemoryFull",
+    "ShmServer",
+    "SourceUnreachable",
+    "TransferAborted",
+    "TransferTimeout",
+    "UnknownTransfer",
+    "kv_service_handler",
+    "serve_shm",
+]

@@ -1,0 +1,53 @@
+"""What a transport is to the state machines: a channel of frames.
+
+The source's session and the sink's fetch are written once, against this interface; a
+transport adds only how bytes travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvtransfer.frames import Frame
+from kvtransfer.messages import Message
+
+
+class ChannelClosed(Exception):
+    """The connection has ended or broken; nothing more will come. Does not leave the library."""
+
+
+class Channel(Protocol):
+    """One connection. One coroutine may send while another receives, no two the same."""
+
+    def send(
+        self, message: Message, payload: Sequence[memoryview] = ()
+    ) -> Coroutine[Any, Any, None]:
+        """A coroutine that sends one frame and waits while the transport is full.
+
+        A chunk's payload is what `stage` gave for it, needed no longer than until this call
+        (not its coroutine) returns. The coroutine raises ChannelClosed. If it is cancelled
+        halfway, nothing more can be sent.
+        """
+
+    async def recv(self) -> Frame:
+        """The next frame. Raises ChannelClosed at the end and ProtocolError for garbage.
+
+        After either, the channel is only good for `close`.
+        """
+
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+        """Packs a chunk for sending and returns one contiguous buffer per array.
+
+        `slot`, below the window, must not be in use by an unacknowledged chunk. Buffers are
+        valid until the slot is staged again. Raises SharedMemoryFull. Source side only.
+        """
+
+    async def close(self, *, idle: bool = False) -> None:
+        """Ends the connection at once. Idempotent.
+
+        `idle` promises that the peer no longer looks at any slot, so that its memory may be
+        written again.
+        """

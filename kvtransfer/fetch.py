@@ -1,0 +1,304 @@
+"""One fetch of one transfer: the reader's half of the state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+import numpy as np
+
+from kvtransfer.channel import Channel, ChannelClosed
+from kvtransfer.errors import (
+    IntegrityError,
+    KVTransferError,
+    ProtocolError,
+    SourceUnreachable,
+    TransferAborted,
+    TransferTimeout,
+    error_from_wire,
+)
+from kvtransfer.frames import Frame
+from kvtransfer.layout import KVLayout
+from kvtransfer.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    Admitted,
+    Cancel,
+    ChunkHeader,
+    Claim,
+    Done,
+    End,
+    Failed,
+    Message,
+    Pull,
+    Renew,
+)
+from kvtransfer.payload import as_array, check_header, check_payload
+from kvtransfer.protocol import FROM_SOURCE, State, next_state
+from kvtransfer.watch import Watch
+
+log = logging.getLogger(__name__)
+
+CONFIRM_S = 1.0
+"""How long a close waits for the source to take note of `done`."""
+LAST_WORDS_S = 0.25
+"""How long the end of a connection waits for messages not yet sent."""
+
+
+class Chunk:
+    """KV of tokens [start, stop).
+
+    `arrays` are read-only, one [layers, stop-start, heads, width] per `ArraySpec`, and may be
+    views of shared memory that the source writes again: valid until `release()` or the
+    fetch's `close`, whichever comes first. Copy out before, keep no view after.
+    """
+
+    def __init__(
+        self, start: int, stop: int, arrays: list[np.ndarray], on_release: Callable[[Chunk], None]
+    ) -> None:
+        self.start = start
+        self.stop = stop
+        self.arrays = arrays
+        self._on_release: Callable[[Chunk], None] | None = on_release
+
+    def release(self) -> None:
+        """Gives the chunk's memory back, and the source credit for one more. Idempotent.
+
+        To be called on the fetch's loop.
+        """
+        if self._on_release is not None:
+            on_release, self._on_release = self._on_release, None
+            self.arrays = []
+            on_release(self)
+
+
+class Fetch:
+    """One transfer on its way; made by `KVSink.fetch`. Always `close` it.
+
+    Any method may raise any KVTransferError. After one, the transfer is lost; unreleased
+    chunks stay as they are until `close`. At most the source's window of chunks is held here.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Channel]],
+        layout: KVLayout,
+        transfer_id: bytes,
+        from_token: int,
+        *,
+        admit_timeout_s: float | None,
+        stall_timeout_s: float,
+    ) -> None:
+        self.state = State.CONNECTED
+        self._connect = connect
+        self._layout = layout
+        self._admit_timeout_s = admit_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._transfer_id = transfer_id
+        self._from_token = from_token
+        self._channel: Channel | None = None
+        self._watch = Watch()
+        self._admitted: Admitted | None = None
+        self._expected = 0  # first token of the next chunk to arrive
+        self._arrived: deque[Frame] = deque()
+        self._open: set[Chunk] = set()  # handed out and not released
+        self._trailer: bytes | None = None
+        self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._closing: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run())
+
+    async def admitted(self) -> int:
+        """Waits until the source has reserved its blocks; returns the transfer's tokens.
+
+        Reserve nothing before this. Safe to cancel and to call again.
+        """
+        try:
+            await self._watch.until(lambda: self._admitted is not None, self._admit_timeout_s)
+        except TimeoutError:
+            raise self._give_up(
+                TransferTimeout(f"not admitted within {self._admit_timeout_s:g} s")
+            ) from None
+        assert self._admitted is not None
+        return self._admitted.tokens
+
+    def renew(self) -> None:
+        """Tells the source that this end still waits for room, so that its lease holds.
+
+        For use between `admitted` and `chunks`; does nothing at other times.
+        """
+        if self.state is State.ADMITTED and self._watch.failure is None:
+            self._outbox.put_nowait(Renew())
+
+    async def chunks(self, from_token: int | None = None) -> AsyncIterator[Chunk]:
+        """The transfer's chunks in order; the first iteration tells the source to send.
+
+        They cover exactly [from_token, total); `from_token` replaces what `fetch` was given
+        (a cached prefix may have changed meanwhile). They may arrive before prefill has
+        ended. Each must be released; with `window` of them unreleased no more come. Can be
+        iterated once, after `admitted`.
+        """
+        if self._watch.failure is None and self.state is not State.ADMITTED:
+            raise RuntimeError(f"chunks() in state {self.state.value!r}; it may be pulled once")
+        self._expected = self._from_token if from_token is None else from_token
+        if self._admitted is not None and not 0 <= self._expected <= self._admitted.tokens:
+            raise ValueError(f"from_token {self._expected} of {self._admitted.tokens} tokens")
+        self._say(Pull(self._expected))
+        while True:
+            try:
+                await self._watch.until(
+                    lambda: bool(self._arrived) or self.state is not State.STREAMING,
+                    self._stall_timeout_s,
+                )
+            except TimeoutError:
+                raise self._give_up(
+                    TransferTimeout(f"no chunk came for {self._stall_timeout_s:g} s")
+                ) from None
+            if not self._arrived:
+                return
+            yield self._open_chunk(self._arrived.popleft())
+
+    @property
+    def trailer(self) -> bytes:
+        """What the source's owner gave to `finish`. RuntimeError before the chunks have ended."""
+        if self._trailer is None:
+            raise RuntimeError("the trailer comes after the last chunk")
+        return self._trailer
+
+    async def close(self, *, done: bool) -> None:
+        """Ends the fetch and frees what it holds. Idempotent; the first call counts.
+
+        `done` confirms: the source has released its blocks when this returns, unless it is
+        gone or slow. Otherwise cancels. Raises RuntimeError for `done` before all chunks
+        and the trailer were there (and cancels).
+        """
+        premature = done and self._closing is None and not self._complete
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(done and not premature))
+        await asyncio.shield(self._closing)
+        if premature:
+            raise RuntimeError("close(done=True) before the last chunk was taken")
+
+    @property
+    def _complete(self) -> bool:
+        return self.state is State.ENDED and not self._arrived and self._watch.failure is None
+
+    async def _close(self, done: bool) -> None:
+        if self._watch.failure is None:
+            self._say(Done() if done else Cancel())
+            if not done:
+                self._task.cancel()
+        try:
+            # After `done` the task goes on until the source, having released, hangs up.
+            async with asyncio.timeout(CONFIRM_S):
+                await asyncio.gather(self._task, return_exceptions=True)
+        except TimeoutError:
+            log.warning("the KV source did not confirm the end of a transfer")
+        self._watch.fail(TransferAborted("the fetch is closed"))
+        self._arrived.clear()
+        for chunk in list(self._open):
+            chunk.release()
+        if self._channel is not None:
+            await self._channel.close()  # again: now no chunk keeps its memory mapped
+
+    async def _run(self) -> None:
+        writer: asyncio.Task[None] | None = None
+        try:
+            self._channel = await self._connect()
+            self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
+            writer = asyncio.create_task(self._write(self._channel))
+            while True:
+                self._on_frame(await self._channel.recv())
+        except ChannelClosed as error:
+            # Once all has arrived the source may go (its lease ran out): nothing is lost.
+            if self.state not in (State.ENDED, State.DONE):
+                self._fail(SourceUnreachable(f"the connection to the source broke: {error}"))
+        except KVTransferError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("fetching KV failed")
+            self._fail(TransferAborted(f"the fetch failed: {error!r}"))
+        finally:
+            if writer is not None:
+                self._outbox.put_nowait(None)
+                await asyncio.wait([writer], timeout=LAST_WORDS_S)
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            if self._channel is not None:
+                await self._channel.close()
+
+    def _say(self, message: Message) -> None:
+        if self._watch.failure is None:
+            self.state = next_state(self.state, message)
+            self._outbox.put_nowait(message)
+
+    async def _write(self, channel: Channel) -> None:
+        with suppress(ChannelClosed):  # the receiving side reports it
+            while (message := await self._outbox.get()) is not None:
+                await channel.send(message)
+
+    def _fail(self, error: KVTransferError) -> KVTransferError:
+        if not self.state.terminal:
+            self.state = State.FAILED
+        self._watch.fail(error)
+        return error
+
+    def _give_up(self, error: KVTransferError) -> KVTransferError:
+        """A failure found by the consumer: ends the background task, and so the connection."""
+        if self._watch.failure is None:
+            self._task.cancel()
+        return self._fail(error)
+
+    def _on_frame(self, frame: Frame) -> None:
+        message = frame.message
+        if not isinstance(message, FROM_SOURCE):
+            raise ProtocolError(f"{type(message).__name__} is not a source's message")
+        if isinstance(message, Failed) and self.state is State.ENDED:
+            return  # a lease that ran out after all had arrived
+        self.state = next_state(self.state, message)
+        if isinstance(message, Failed):
+            raise error_from_wire(message.code, message.message)
+        if isinstance(message, Admitted):
+            self._admitted = message
+        elif isinstance(message, ChunkHeader):
+            self._on_chunk(message, frame)
+        elif isinstance(message, End):
+            self._on_end(message)
+        self._watch.notify()
+
+    def _on_chunk(self, chunk: ChunkHeader, frame: Frame) -> None:
+        assert self._admitted is not None
+        check_header(self._layout, chunk, self._expected, self._admitted.tokens)
+        if len(self._arrived) + len(self._open) >= self._admitted.window:
+            raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
+        self._expected = chunk.stop
+        self._arrived.append(frame)
+
+    def _on_end(self, end: End) -> None:
+        assert self._admitted is not None
+        if self._expected != self._admitted.tokens:
+            raise IntegrityError(
+                f"the source ended at token {self._expected} of {self._admitted.tokens}"
+            )
+        self._trailer = end.trailer
+
+    def _open_chunk(self, frame: Frame) -> Chunk:
+        header = frame.message
+        assert isinstance(header, ChunkHeader)
+        try:
+            check_payload(header, frame.payload)
+        except IntegrityError as error:
+            raise self._give_up(error) from None
+        arrays = [
+            as_array(view, array) for view, array in zip(frame.payload, header.arrays, strict=True)
+        ]
+        chunk = Chunk(header.start, header.stop, arrays, self._on_release)
+        self._open.add(chunk)
+        return chunk
+
+    def _on_release(self, chunk: Chunk) -> None:
+        self._open.discard(chunk)
+        if self.state in (State.STREAMING, State.ENDED):  # otherwise too late to matter
+            self._say(Ack(chunk.start))

@@ -1,0 +1,176 @@
+"""grpc: one bidirectional stream per transfer, `hexserve.v1.KVTransfer/Fetch`.
+
+A gRPC message is one frame, header and payload together, passed as bytes (no protobuf). The
+service is added to a server that others may share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from kvtransfer.channel import ChannelClosed
+from kvtransfer.endpoints import Endpoint
+from kvtransfer.frames import (
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    PREFIX,
+    Frame,
+    decode_frame,
+    encode_frame,
+)
+from kvtransfer.messages import Message
+from kvtransfer.payload import as_bytes
+from kvtransfer.source import KVSource
+
+SERVICE = "hexserve.v1.KVTransfer"
+METHOD = "Fetch"
+
+MAX_MESSAGE_BYTES = PREFIX.size + MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+"""What a grpc.aio server needs to carry KV; its default limit is 4 MiB."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *SERVER_OPTIONS,
+    # A source that was down must be found again at once when it is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What grpc.aio raises when a call has ended while it was being used."""
+
+
+def _decode(data: Any) -> Frame:
+    if not isinstance(data, bytes):  # grpc.aio.EOF
+        raise ChannelClosed("the peer ended the stream")
+    return decode_frame(data)
+
+
+class _SourceChannel:
+    """The server's end of one call."""
+
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self._context = context
+
+    def send(
+        self, message: Message, payload: Sequence[memoryview] = ()
+    ) -> Coroutine[Any, Any, None]:
+        return self._write(encode_frame(message, payload))
+
+    async def _write(self, frame: bytes) -> None:
+        try:
+            await self._context.write(frame)
+        except _BROKEN as error:
+            raise ChannelClosed(str(error)) from error
+
+    async def recv(self) -> Frame:
+        try:
+            data = await self._context.read()
+        except _BROKEN as error:
+            raise ChannelClosed(str(error)) from error
+        return _decode(data)
+
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+        return tuple(as_bytes(array) for array in arrays)
+
+    async def close(self, *, idle: bool = False) -> None:
+        """Nothing to do: the call ends when its handler, which awaits the session, returns."""
+
+
+class _ReaderChannel:
+    """The client's end of one call."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self._call = call
+
+    def send(
+        self, message: Message, payload: Sequence[memoryview] = ()
+    ) -> Coroutine[Any, Any, None]:
+        return self._write(encode_frame(message, payload))
+
+    async def _write(self, frame: bytes) -> None:
+        try:
+            await self._call.write(frame)
+        except _BROKEN as error:
+            raise ChannelClosed(_reason(error)) from error
+
+    async def recv(self) -> Frame:
+        try:
+            data = await self._call.read()
+        except _BROKEN as error:
+            raise ChannelClosed(_reason(error)) from error
+        return _decode(data)
+
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+        raise NotImplementedError("only a source stages chunks")
+
+    async def close(self, *, idle: bool = False) -> None:
+        self._call.cancel()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
+
+
+def kv_service_handler(source: KVSource) -> grpc.GenericRpcHandler:
+    """The service to add to a grpc.aio server made with `SERVER_OPTIONS`."""
+
+    async def fetch(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        # At once, so that the reader knows that this endpoint can be reached.
+        await context.send_initial_metadata(())
+        session = source.serve(_SourceChannel(context))
+        try:
+            await asyncio.shield(session.task)
+        except asyncio.CancelledError:
+            # The call is gone; the session may still have to wait for a read.
+            session.hang_up()
+            raise
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE, {METHOD: grpc.stream_stream_rpc_method_handler(fetch)}
+    )
+
+
+class GrpcConnector:
+    """Opens calls; fetches from one source share a connection."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def connect(self, endpoint: Endpoint) -> _ReaderChannel:
+        """Raises ChannelClosed if the source cannot be reached; the caller bounds the time."""
+        target = endpoint.target
+        if endpoint.scheme == "grpc+unix":
+            target = f"unix:{target}"
+        channel = self._channels.get(target)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            self._channels[target] = channel
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)(None)
+        try:
+            await call.initial_metadata()
+            if call.done():
+                raise ChannelClosed(f"{(await call.code()).name}: {await call.details()}")
+        except _BROKEN as error:
+            raise ChannelClosed(_reason(error)) from error
+        except BaseException:
+            call.cancel()
+            raise
+        return _ReaderChannel(call)
+
+    async def close(self) -> None:
+        """Closes the shared connections. Idempotent."""
+        while self._channels:
+            await self._channels.popitem()[1].close(None)

@@ -1,0 +1,98 @@
+"""From arrays to bytes and back: packing, checksum, and the checks of a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import xxhash
+
+from kvtransfer.errors import IntegrityError, KVTransferError
+from kvtransfer.layout import KVLayout
+from kvtransfer.messages import ArrayHeader, ChunkHeader
+
+
+def checksum(payload: Iterable[memoryview]) -> int:
+    """xxh3_64 over the arrays' bytes one after the other, without padding between them."""
+    digest = xxhash.xxh3_64()
+    for view in payload:
+        digest.update(view)
+    return int(digest.intdigest())
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The array's bytes in C order; a view if it is contiguous, otherwise of a copy."""
+    # Through uint8: memoryview does not know the dtypes of ml_dtypes.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def copy_into(target: memoryview, array: np.ndarray) -> None:
+    """Writes `array`, strided or not, into `target` of exactly its size in C order."""
+    np.copyto(np.frombuffer(target, dtype=array.dtype).reshape(array.shape), array)
+
+
+def as_array(data: memoryview, header: ArrayHeader) -> np.ndarray:
+    """A read-only array over `data`, as `header` declares it. Valid as long as `data` is."""
+    array = np.frombuffer(data, dtype=np.dtype(header.dtype)).reshape(header.shape)
+    array.flags.writeable = False
+    return array
+
+
+def array_headers(layout: KVLayout, tokens: int) -> tuple[ArrayHeader, ...]:
+    """What a chunk of `tokens` tokens must declare."""
+    return tuple(
+        ArrayHeader(spec.name, spec.dtype, spec.shape(tokens), spec.bytes_per_token * tokens)
+        for spec in layout.arrays
+    )
+
+
+def check_read(layout: KVLayout, arrays: Sequence[np.ndarray], start: int, stop: int) -> None:
+    """Raises KVTransferError if the owner's `read` did not give what the layout says."""
+    got = [(str(array.dtype), array.shape) for array in arrays]
+    expected = [(str(spec.numpy_dtype), spec.shape(stop - start)) for spec in layout.arrays]
+    if got != expected:
+        raise KVTransferError(
+            f"read of tokens [{start}, {stop}) gave {got}; the layout says {expected}"
+        )
+
+
+def chunk_header(
+    layout: KVLayout, slot: int, start: int, stop: int, payload: Sequence[memoryview]
+) -> ChunkHeader:
+    """The header of the packed chunk [start, stop)."""
+    return ChunkHeader(
+        slot=slot,
+        group=0,
+        start=start,
+        stop=stop,
+        layers=(0, layout.layers),
+        heads=(0, layout.heads),
+        arrays=array_headers(layout, stop - start),
+        checksum=checksum(payload),
+    )
+
+
+def check_header(layout: KVLayout, chunk: ChunkHeader, start: int, total: int) -> None:
+    """Raises IntegrityError unless `chunk` begins at `start`, ends within `total` and is whole."""
+    where = f"chunk [{chunk.start}, {chunk.stop})"
+    if chunk.start != start or chunk.stop > total:
+        raise IntegrityError(f"{where}: expected tokens from {start} on, up to {total}")
+    if chunk.group != 0:
+        raise IntegrityError(f"{where}: group {chunk.group}; only group 0 was asked for")
+    if chunk.layers != (0, layout.layers) or chunk.heads != (0, layout.heads):
+        raise IntegrityError(
+            f"{where}: holds layers {chunk.layers} and heads {chunk.heads}; "
+            f"expected all of {layout.layers} and {layout.heads}"
+        )
+    if chunk.arrays != array_headers(layout, chunk.stop - chunk.start):
+        raise IntegrityError(f"{where}: arrays {chunk.arrays} are not those of the layout")
+
+
+def check_payload(chunk: ChunkHeader, payload: Sequence[memoryview]) -> None:
+    """Raises IntegrityError if the bytes are not those the source declared."""
+    found = checksum(payload)
+    if found != chunk.checksum:
+        raise IntegrityError(
+            f"chunk [{chunk.start}, {chunk.stop}): checksum {found:#018x}, "
+            f"declared {chunk.checksum:#018x}"
+        )

@@ -1,0 +1,282 @@
+"""One connection of a reader at the source: the source's half of the state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtransfer.channel import Channel, ChannelClosed
+from kvtransfer.errors import (
+    KVTransferError,
+    LayoutMismatch,
+    ProtocolError,
+    TransferAborted,
+    TransferTimeout,
+    UnknownTransfer,
+)
+from kvtransfer.messages import (
+    MAX_TEXT_CHARS,
+    Ack,
+    Admitted,
+    Cancel,
+    Claim,
+    End,
+    Failed,
+    Message,
+    Pull,
+)
+from kvtransfer.payload import check_read, chunk_header
+from kvtransfer.protocol import FROM_READER, State, next_state
+from kvtransfer.transfer import ReleaseCause, Transfer
+from kvtransfer.watch import Watch
+
+if TYPE_CHECKING:
+    from kvtransfer.source import KVSource
+
+log = logging.getLogger(__name__)
+
+GOODBYE_S = 1.0
+"""How long a failing session tries to tell its reader why."""
+
+
+class _Ended(Exception):
+    """Wakes the session's waits; the reason is in `Session._ending`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A chunk being read; the task gives its packed payload."""
+
+    slot: int
+    start: int
+    stop: int
+    task: asyncio.Task[tuple[memoryview, ...]]
+
+
+class Session:
+    """Serves one connection from claim to done; made by `KVSource.serve`.
+
+    Ends by `end`, whoever calls it: reader, owner, lease, or the transport. Then it waits
+    for the reads it began, releases the transfer, says goodbye and closes the channel.
+    """
+
+    def __init__(self, source: KVSource, channel: Channel) -> None:
+        self.state = State.CONNECTED
+        self._source = source
+        self._channel = channel
+        self._watch = Watch()
+        self._ending: tuple[ReleaseCause | None, KVTransferError | None] | None = None
+        self._claim: Claim | None = None
+        self._transfer: Transfer | None = None
+        self._cursor = 0  # next token to read
+        self._reads: deque[_Read] = deque()  # begun and not yet sent, in token order
+        # Every slot is free, held by a read, or held by the reader until its ack.
+        self._free = list(range(source.window))
+        self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
+        self._sending: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def working(self) -> bool:
+        """True while the reader waits for a read of the owner's, not the other way round."""
+        return any(not read.task.done() for read in self._reads)
+
+    def wake(self) -> None:
+        """Something about the transfer has changed."""
+        self._begin_reads()
+        self._watch.notify()
+
+    def end(self, cause: ReleaseCause | None, error: KVTransferError | None = None) -> None:
+        """Ends the session; the first call counts.
+
+        `cause` is for the owner (None: it withdrew), `error` for the reader.
+        """
+        if self._ending is None and self.state is not State.DONE:
+            self._ending = (cause, error)
+            self._watch.fail(_Ended())
+
+    def hang_up(self) -> None:
+        """The connection is gone or has to go."""
+        self.end(ReleaseCause.READER_LOST)
+
+    def lease_expired(self, lease_s: float) -> None:
+        self.end(
+            ReleaseCause.LEASE_EXPIRED,
+            TransferTimeout(f"the lease ended: no progress by the reader for {lease_s:g} s"),
+        )
+
+    async def _run(self) -> None:
+        receiver = asyncio.create_task(self._receive())
+        cause: ReleaseCause | None = ReleaseCause.FAILED
+        error: KVTransferError | None = None
+        try:
+            await self._serve()
+            cause = ReleaseCause.DONE
+        except _Ended:
+            assert self._ending is not None
+            cause, error = self._ending
+        except ChannelClosed:
+            cause = ReleaseCause.READER_LOST
+        except KVTransferError as failure:
+            cause, error = ReleaseCause.FAILED, failure
+        except Exception as failure:  # the owner's `read`, or a bug: this transfer only
+            log.exception("serving a KV transfer failed")
+            cause, error = ReleaseCause.FAILED, TransferAborted(f"the source failed: {failure!r}")
+        finally:
+            self.end(cause, error)  # no read begins after this
+            if self._reads:
+                await asyncio.gather(*(read.task for read in self._reads), return_exceptions=True)
+            # A transfer without a cause was withdrawn: the owner has let it go already.
+            if self._transfer is not None and cause is not None:
+                self._source.release(self._transfer, cause)
+            await self._say_goodbye(error, receiver)
+
+    async def _say_goodbye(
+        self, error: KVTransferError | None, receiver: asyncio.Task[None]
+    ) -> None:
+        try:
+            if error is not None:
+                async with asyncio.timeout(GOODBYE_S):
+                    if self._sending is not None:
+                        await self._sending
+                    await self._channel.send(Failed(error.code, str(error)[:MAX_TEXT_CHARS]))
+                    # The reader hangs up when it has read that. If this end did so first,
+                    # grpc.aio's reader could see the end of the call before the message.
+                    await receiver
+        except (ChannelClosed, TimeoutError):
+            log.debug("the reader was gone before it could be told: %s", error)
+        finally:
+            rest = [receiver] if self._sending is None else [receiver, self._sending]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+            idle = self.state is State.DONE or not self._unacknowledged
+            if not self.state.terminal:
+                self.state = State.CANCELLED if error is None else State.FAILED
+            await self._channel.close(idle=idle)
+
+    async def _serve(self) -> None:
+        transfer = self._transfer = await self._find()
+        self.wake()
+        await self._watch.until(lambda: transfer.total is not None)
+        total = transfer.total
+        assert total is not None
+        await self._deliver(Admitted(total, self._source.window))
+        await self._watch.until(lambda: self.state is State.STREAMING)
+        while self._reads or self._cursor < total:
+            await self._watch.until(lambda: bool(self._reads) and self._reads[0].task.done())
+            await self._send_chunk(self._reads[0])
+        await self._watch.until(lambda: transfer.trailer is not None)
+        assert transfer.trailer is not None
+        await self._deliver(End(transfer.trailer))
+        await self._watch.until(lambda: self.state is State.DONE)
+
+    async def _find(self) -> Transfer:
+        source = self._source
+        try:
+            await self._watch.until(lambda: self._claim is not None, source.claim_wait_s)
+        except TimeoutError:
+            raise TransferTimeout(f"no claim within {source.claim_wait_s:g} s") from None
+        claim = self._claim
+        assert claim is not None
+        if claim.layout != source.layout:
+            raise LayoutMismatch(
+                f"the source holds {source.layout.describe()}, "
+                f"the reader expects {claim.layout.describe()}"
+            )
+        try:
+            await self._watch.until(lambda: source.knows(claim.transfer_id), source.claim_wait_s)
+        except TimeoutError:
+            raise UnknownTransfer(
+                f"no transfer {claim.transfer_id.hex()} was offered within "
+                f"{source.claim_wait_s:g} s"
+            ) from None
+        return source.bind(claim.transfer_id, self)
+
+    def _begin_reads(self) -> None:
+        transfer = self._transfer
+        if transfer is None or self.state is not State.STREAMING or self._ending is not None:
+            return
+        assert transfer.total is not None
+        size = self._source.chunk_tokens
+        while self._free and self._cursor < transfer.total:
+            start = self._cursor
+            stop = min((start // size + 1) * size, transfer.total)
+            if stop > transfer.computed:
+                return
+            slot = self._free.pop()
+            task = asyncio.create_task(self._read(slot, start, stop))
+            task.add_done_callback(lambda _: self._watch.notify())
+            self._reads.append(_Read(slot, start, stop, task))
+            self._cursor = stop
+
+    async def _read(self, slot: int, start: int, stop: int) -> tuple[memoryview, ...]:
+        assert self._transfer is not None
+        arrays = await self._source.read(self._transfer.transfer_id, start, stop)
+        # Staged before any other await: the arrays may be views that do not last.
+        check_read(self._source.layout, arrays, start, stop)
+        return self._channel.stage(slot, arrays)
+
+    async def _send_chunk(self, read: _Read) -> None:
+        payload = read.task.result()
+        header = chunk_header(self._source.layout, read.slot, read.start, read.stop, payload)
+        self._reads.popleft()
+        self._unacknowledged[read.start] = read.slot
+        await self._deliver(header, payload)
+
+    async def _deliver(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+        """Sends. If the session ends meanwhile, the goodbye waits for the rest, or cuts it."""
+        # The state first: the answer may come before `send` returns.
+        self.state = next_state(self.state, message)
+        sending = self._sending = asyncio.create_task(self._channel.send(message, payload))
+        sending.add_done_callback(lambda _: self._watch.notify())
+        await self._watch.until(sending.done)
+        self._sending = None
+        sending.result()
+
+    async def _receive(self) -> None:
+        try:
+            while not self.state.terminal:
+                message = (await self._channel.recv()).message
+                if self._ending is not None:
+                    continue  # only waiting for the reader to hang up
+                try:
+                    self._on_message(message)
+                except ProtocolError as error:
+                    self.end(ReleaseCause.READER_LOST, error)
+        except ChannelClosed:
+            self.end(ReleaseCause.READER_LOST)
+        except ProtocolError as error:
+            self.end(ReleaseCause.READER_LOST, error)
+        except Exception as error:  # a bug in a transport must not leave the transfer hanging
+            log.exception("receiving from a KV reader failed")
+            self.end(ReleaseCause.READER_LOST, TransferAborted(f"the source failed: {error!r}"))
+
+    def _on_message(self, message: Message) -> None:
+        if not isinstance(message, FROM_READER):
+            raise ProtocolError(f"{type(message).__name__} is not a reader's message")
+        before, self.state = self.state, next_state(self.state, message)
+        if isinstance(message, Claim):
+            self._claim = message
+        elif isinstance(message, Pull) and before is State.ADMITTED:
+            assert self._transfer is not None
+            assert self._transfer.total is not None
+            if message.from_token > self._transfer.total:
+                raise ProtocolError(
+                    f"pull from token {message.from_token} of {self._transfer.total}"
+                )
+            self._cursor = message.from_token
+        elif isinstance(message, Ack):
+            # Only of chunks that were sent, and once each; anything else is late or forged.
+            slot = self._unacknowledged.pop(message.chunk, None)
+            if slot is not None:
+                self._free.append(slot)
+        elif isinstance(message, Cancel):
+            self.end(ReleaseCause.READER_LOST)
+        if self._transfer is not None:
+            self._source.renew(self._transfer)
+        self.wake()

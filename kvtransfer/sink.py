@@ -1,0 +1,73 @@
+"""The decode worker's end: fetches a transfer's KV, chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvtransfer.channel import Channel, ChannelClosed
+from kvtransfer.endpoints import ranked
+from kvtransfer.errors import SourceUnreachable
+from kvtransfer.fetch import Fetch
+from kvtransfer.grpc_transport import GrpcConnector
+from kvtransfer.layout import KVLayout
+from kvtransfer.shm_transport import connect_shm
+
+
+class KVSink:
+    """Fetches KV from sources. Lives on one asyncio loop; close it when no fetch is open.
+
+    `connect_timeout_s` bounds the opening of one endpoint; `admit_timeout_s` the wait for the
+    source's admission (None: as long as the connection holds); `stall_timeout_s` the wait for
+    the next chunk once pulled.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        connect_timeout_s: float = 2.0,
+        admit_timeout_s: float | None = None,
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        self.layout = layout
+        self._admit_timeout_s = admit_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._grpc = GrpcConnector()
+
+    def fetch(self, sources: Sequence[str], transfer_id: bytes, from_token: int = 0) -> Fetch:
+        """Begins to fetch; connects and claims in the background. Close what it returns.
+
+        `sources` are one source's endpoints; the best that can be reached is used, shared
+        memory before gRPC. Raises ValueError for a malformed URI; all else comes from the
+        Fetch's methods.
+        """
+        endpoints = ranked(sources)
+
+        async def connect() -> Channel:
+            failures = [] if endpoints else ["none has a known scheme"]
+            for endpoint in endpoints:
+                try:
+                    async with asyncio.timeout(self._connect_timeout_s):
+                        if endpoint.scheme == "shm":
+                            return await connect_shm(endpoint.target)
+                        return await self._grpc.connect(endpoint)
+                except (ChannelClosed, OSError) as error:  # TimeoutError is an OSError
+                    failures.append(f"{endpoint}: {str(error) or type(error).__name__}")
+            raise SourceUnreachable(
+                f"no endpoint of {list(sources)} can be reached: {'; '.join(failures)}"
+            )
+
+        return Fetch(
+            connect,
+            self.layout,
+            transfer_id,
+            from_token,
+            admit_timeout_s=self._admit_timeout_s,
+            stall_timeout_s=self._stall_timeout_s,
+        )
+
+    async def close(self) -> None:
+        """Closes the gRPC connections that fetches shared. Idempotent."""
+        await self._grpc.close()

@@ -1,0 +1,38 @@
+"""Waiting for a condition over plain fields, or for a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Watch:
+    """Whoever changes a field calls `notify`; whoever waits says for what.
+
+    A failure wakes every wait, now and later, and is raised there.
+    """
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self.failure: Exception | None = None
+
+    def notify(self) -> None:
+        self._changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        """The first failure stays; later ones are ignored."""
+        if self.failure is None:
+            self.failure = failure
+            self.notify()
+
+    async def until(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Returns when `predicate()` holds. Raises the failure, or TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if self.failure is not None:
+                    # Raised again and again: its traceback must not pile up and hold frames.
+                    raise self.failure.with_traceback(None)
+                if predicate():
+                    return
+                self._changed.clear()
+                await self._changed.wait()

@@ -1,0 +1,297 @@
+"""What only one transport has: sockets and their files, shared memory, raw bytes, flow control."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import re
+import socket
+
+import grpc.aio
+import pytest
+
+from kvtransfer import (
+    CHANNEL_OPTIONS,
+    ArraySpec,
+    KVLayout,
+    KVSink,
+    KVSource,
+    ReleaseCause,
+    SharedMemoryFull,
+    SourceUnreachable,
+    TransferAborted,
+    serve_shm,
+)
+from kvtransfer.endpoints import parse_endpoint, ranked
+from kvtransfer.errors import ProtocolError
+from kvtransfer.frames import MAX_HEADER_BYTES, PREFIX, decode_frame, encode_frame, encode_header
+from kvtransfer.grpc_transport import METHOD, SERVICE
+from kvtransfer.messages import PROTOCOL_VERSION, Claim, Failed, Pull, SegmentOpened
+from kvtransfer.shm_segment import Segment, SegmentView
+from kvtransfer.shm_transport import connect_shm
+from tests.kvtransfer.harness import (
+    CHUNK,
+    LAYOUT,
+    MIXED,
+    Owner,
+    eventually,
+    linked,
+    serving,
+    socket_folder,
+)
+
+A = b"transfer-a"
+B = b"transfer-b"
+GARBAGE = [
+    b"\x00",
+    b"\xff" * 64,
+    PREFIX.pack(MAX_HEADER_BYTES + 1),
+    PREFIX.pack(3) + b"\xc1\xc1\xc1",
+    PREFIX.pack(1) + b"\x90",
+    b"GET / HTTP/1.1\r\n\r\n",
+]
+
+
+def new_source(**options) -> KVSource:
+    owner = Owner(LAYOUT)
+    return KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK, **options)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_shm_socket_survives_garbage(garbage):
+    async with linked("shm") as link:
+        path = link.uris[0].removeprefix("shm://")
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(garbage)
+        writer.write_eof()
+        await reader.read()  # until the source hangs up
+        writer.close()
+        await writer.wait_closed()
+        link.publish(A, 10)
+        await link.receive(link.fetch(A), A)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_grpc_survives_garbage(garbage):
+    async with linked("grpc") as link:
+        target = link.uris[0].removeprefix("grpc://")
+        async with grpc.aio.insecure_channel(target) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            await call.write(garbage)
+            failed = decode_frame(await call.read()).message
+            assert isinstance(failed, Failed)
+            assert failed.code == "protocol"
+        link.publish(A, 10)
+        await link.receive(link.fetch(A), A)
+
+
+@pytest.mark.parametrize(
+    "uri", ["shm:///nowhere/kv.sock", "grpc+unix:///nowhere/kv.sock", "grpc://127.0.0.1:1"]
+)
+async def test_unreachable(uri):
+    sink = KVSink(LAYOUT)
+    fetch = sink.fetch([uri], A)
+    async with asyncio.timeout(2):
+        with pytest.raises(SourceUnreachable, match=re.escape(uri)):
+            await fetch.admitted()
+    await fetch.close(done=False)
+    await sink.close()
+
+
+async def test_best_endpoint_first_and_the_next_if_it_does_not_answer():
+    owner = Owner(LAYOUT)
+    source = KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK)
+    sink = KVSink(LAYOUT)
+    async with serving(source, "grpc") as tcp:
+        async with serving(source, "shm") as shm:
+            kinds = []
+            for uris in ([tcp, shm], ["shm:///nowhere/kv.sock", tcp], ["ici://3", tcp]):
+                source.offer(A)
+                source.admit(A, 4)
+                fetch = sink.fetch(uris, A)
+                await fetch.admitted()
+                kinds.append(type(fetch._channel).__module__.rpartition(".")[2])
+                await fetch.close(done=False)
+                await eventually(lambda: source.active() == 0)
+            assert kinds == ["shm_transport", "grpc_transport", "grpc_transport"]
+        await sink.close()
+    fetch = sink.fetch(["ici://3"], A)
+    with pytest.raises(SourceUnreachable, match="known scheme"):
+        await fetch.admitted()
+    await fetch.close(done=False)
+    await source.close()
+
+
+def test_endpoints():
+    uris = ["grpc://[::1]:80", "new://x", "shm:///a/b", "grpc+unix:///c"]
+    assert [str(e) for e in ranked(uris)] == ["shm:///a/b", "grpc+unix:///c", "grpc://[::1]:80"]
+    for bad in ("grpc://host", "grpc://host:0", "grpc://:80", "shm://a/b", "http://x", "x"):
+        with pytest.raises(ValueError, match=bad):
+            parse_endpoint(bad)
+
+
+async def test_shm_socket_file_and_folder():
+    async with socket_folder() as folder:
+        path = f"{folder}/kv.sock"
+        server = await serve_shm(new_source(), path)
+        with pytest.raises(OSError, match="in use"):
+            await serve_shm(new_source(), path)
+        await server.close()
+        await server.close()
+        # One that a killed worker left behind is replaced.
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(path)
+        await (await serve_shm(new_source(), path)).close()
+        with pytest.raises(ValueError, match="107"):
+            await serve_shm(new_source(), f"{folder}/{'x' * 100}")
+        os.chmod(folder, 0o755)
+        with pytest.raises(ValueError, match="0700"):
+            await serve_shm(new_source(), path)
+
+
+async def test_shm_memory_full(monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with linked("shm") as link:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            link.publish(A, 10)
+            fetch = link.fetch(A)
+            await fetch.admitted()
+            with pytest.raises(SharedMemoryFull, match="No space left"):
+                await anext(fetch.chunks())
+            await fetch.close(done=False)
+        assert link.owner.released == [(A, ReleaseCause.FAILED)]
+        await eventually(lambda: not link.source._sessions)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        link.publish(B, 10)
+        await link.receive(link.fetch(B), B)
+
+
+async def test_shm_arrays_are_aligned_views_and_read_only():
+    async with linked("shm", MIXED) as link:
+        link.publish(A, 30)
+        fetch = link.fetch(A)
+        await fetch.admitted()
+        async for chunk in fetch.chunks():
+            for array in chunk.arrays:
+                assert array.ctypes.data % 64 == 0
+                assert array.flags.c_contiguous
+                assert not array.flags.writeable
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    array.flags.writeable = True
+            chunk.release()
+            assert chunk.arrays == []
+        await fetch.close(done=True)
+
+
+def segments() -> set[str]:
+    """The shared segments that this process has open or mapped, by inode."""
+    with open("/proc/self/maps") as maps:
+        return {line.split()[4] for line in maps if "memfd:hexserve-kv" in line}
+
+
+async def test_shm_segment_is_reused_only_when_nobody_reads_it():
+    async with linked("shm") as link:
+        link.publish(A, 30)
+        await link.receive(link.fetch(A), A)
+        pooled = segments()
+        assert len(pooled) == 1
+        link.publish(B, 30)
+        fetch = link.fetch(B)
+        await fetch.admitted()
+        held = await anext(fetch.chunks())
+        assert segments() == pooled
+        # The lease ends under a reader that still looks: what it sees must stay.
+        (session,) = link.source._sessions
+        session.lease_expired(0)
+        await session.task
+        link.publish(b"c", 30)
+        await link.receive(link.fetch(b"c"), b"c")
+        link.check(B, held.start, held.stop, held.arrays)
+        assert len(segments()) == 2
+        await fetch.close(done=False)
+        assert not segments() & pooled
+    assert segments() == set()
+
+
+async def test_shm_view_kept_too_long_is_memory_not_a_crash():
+    async with linked("shm") as link:
+        link.publish(A, 10)
+        fetch = link.fetch(A)
+        await fetch.admitted()
+        kept = (await anext(fetch.chunks())).arrays[0]
+        await fetch.close(done=False)
+        assert kept.tobytes() == link.owner.kv(A, 0, CHUNK)[0].tobytes()
+    del kept, fetch
+    gc.collect()
+    assert segments() == set()
+
+
+def test_segment_is_checked_by_its_reader():
+    segment = Segment(2, 4096)
+    with pytest.raises(ProtocolError, match="smaller"):
+        SegmentView(os.dup(segment.fd), 3, 4096)
+    view = SegmentView(os.dup(segment.fd), 2, 4096)
+    with pytest.raises(ProtocolError, match="slot 2"):
+        view.slot(2)
+    view.close()
+    segment.close()
+    unsealed = os.memfd_create("unsealed")
+    os.ftruncate(unsealed, 8192)
+    with pytest.raises(ProtocolError, match="sealed"):
+        SegmentView(unsealed, 2, 4096)
+
+
+async def test_shm_segment_without_descriptor():
+    async with socket_folder() as folder:
+        path = f"{folder}/kv.sock"
+        accepted: asyncio.Queue = asyncio.Queue()
+        server = await asyncio.start_unix_server(lambda r, w: accepted.put_nowait(w), path)
+        channel = await connect_shm(path)
+        writer = await accepted.get()
+        writer.write(encode_header(SegmentOpened(2, 64)))
+        with pytest.raises(ProtocolError, match="no file descriptor"):
+            await channel.recv()
+        await channel.close()
+        writer.close()
+        server.close()
+        await server.wait_closed()
+        os.unlink(path)
+
+
+async def test_grpc_reader_that_does_not_read_loses_its_lease():
+    layout = KVLayout("big", (ArraySpec("k", "float32", 8, 32, 128),))
+    options = {"chunk_tokens": 64, "window": 8, "lease_s": 0.2}
+    async with linked("grpc", layout, **options) as link:
+        target = link.uris[0].removeprefix("grpc://")
+        link.publish(A, 250)
+        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            await call.write(encode_frame(Claim(PROTOCOL_VERSION, A, 0, layout), []))
+            await call.read()
+            await call.write(encode_frame(Pull(0), []))
+            await link.owner.until(lambda: link.owner.released)
+            assert link.owner.released == [(A, ReleaseCause.LEASE_EXPIRED)]
+            await eventually(lambda: not link.source._sessions)
+            call.cancel()
+
+
+async def test_closing_the_server_ends_its_transfers():
+    owner = Owner(LAYOUT)
+    source = KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK)
+    sink = KVSink(LAYOUT)
+    async with serving(source, "shm") as uri:
+        source.offer(A)
+        source.admit(A, 20)
+        fetch = sink.fetch([uri], A)
+        await fetch.admitted()
+    assert owner.released == [(A, ReleaseCause.READER_LOST)]
+    with pytest.raises((SourceUnreachable, TransferAborted)):
+        await anext(fetch.chunks())
+    await fetch.close(done=False)
+    await sink.close()
