@@ -1,0 +1,60 @@
+"""Reads a request's body: limited in size, valid JSON, an object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from router.errors import BadRequest, BodyTooLarge
+from router.fields import show
+
+_DRAINED_LIMITS = 10
+"""A body over the limit is read to its end, unless it is this many times the limit."""
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        BodyTooLarge: over `max_bytes`.
+        BadRequest: not JSON, or no object.
+    """
+    body = await _read(request, max_bytes)
+    try:
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(
+            f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except ValueError as error:  # a number of too many digits
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body's JSON is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"the body must be a JSON object, got {show(value)}")
+    return value
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= max_bytes:
+            chunks.append(chunk)
+            continue
+        # Most clients read no answer before they have sent all: take the rest and drop it.
+        chunks.clear()
+        if size > max_bytes * _DRAINED_LIMITS:
+            break
+    if size > max_bytes:
+        raise BodyTooLarge(f"the body has at least {size} bytes, the limit is {max_bytes} bytes")
+    return b"".join(chunks)
+
+
+def _refuse_constant(name: str) -> None:
+    raise BadRequest(f"the body is not valid JSON: {name} is not a JSON number")

@@ -1,0 +1,132 @@
+"""The body of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import MAX_TOP_LOGPROBS, ModelLimits
+from router.errors import BadRequest
+from router.fields import Fields, check_text, show
+from router.sampling import RequestOptions, read_options
+
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation whose messages have string contents, and what to do with it."""
+
+    messages: list[dict[str, str]]
+    options: RequestOptions
+
+
+def read_chat(
+    fields: Fields, *, model: str, limits: ModelLimits, defaults: Mapping[str, float]
+) -> ChatRequest:
+    """Read and check a chat request.
+
+    Raises:
+        BadRequest: a field is wrong, unknown, or its feature is not there.
+    """
+    messages = _messages(fields)
+    _refuse_missing_features(fields)
+    older = fields.optional_integer("max_tokens", low=1)
+    newer = fields.optional_integer("max_completion_tokens", low=1)
+    name = "max_tokens" if newer is None else "max_completion_tokens"
+    options = read_options(
+        fields,
+        model=model,
+        limits=limits,
+        defaults=defaults,
+        max_tokens=older if newer is None else newer,
+        max_tokens_param=fields.param(name),
+        default_max_tokens=None,
+        top_logprobs=_top_logprobs(fields),
+    )
+    fields.finish()
+    return ChatRequest(messages, options)
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    """The number of alternatives per token, or None for no log-probabilities."""
+    wanted = fields.flag("logprobs")
+    alternatives = fields.optional_integer("top_logprobs", low=0, high=MAX_TOP_LOGPROBS)
+    if wanted:
+        return alternatives or 0
+    if alternatives:
+        param = fields.param("top_logprobs")
+        raise BadRequest(f"{param}={alternatives} is only allowed with logprobs=true", param=param)
+    return None
+
+
+def _messages(fields: Fields) -> list[dict[str, str]]:
+    value, param = fields.raw("messages"), fields.param("messages")
+    if value is None:
+        raise BadRequest(f"{param} is required", param=param)
+    if not isinstance(value, list):
+        raise BadRequest(f"{param} must be a list, got {show(value)}", param=param)
+    if not value:
+        raise BadRequest(f"{param} must not be empty", param=param)
+    return [_message(item, f"{param}[{number}]") for number, item in enumerate(value)]
+
+
+def _message(value: Any, param: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{param} must be an object, got {show(value)}", param=param)
+    fields = Fields(value, prefix=f"{param}.")
+    role = fields.raw("role")
+    if role not in ROLES:
+        raise BadRequest(
+            f"{param}.role must be one of {', '.join(ROLES)}, got {show(role)}",
+            param=f"{param}.role",
+        )
+    fields.text("name")
+    # Clients send an earlier answer back whole, with its empty fields.
+    for name in ("tool_calls", "function_call", "annotations", "audio", "refusal"):
+        fields.only(name, [[]], "messages can only hold text")
+    content = _content(fields.raw("content"), f"{param}.content")
+    fields.finish()
+    # Chat templates know the role by its older name.
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _content(value: Any, param: str) -> str:
+    if value is None:
+        raise BadRequest(f"{param} is required", param=param)
+    if isinstance(value, list):
+        if not value:
+            raise BadRequest(f"{param} must not be an empty list", param=param)
+        return "\n".join(_part(part, f"{param}[{n}]") for n, part in enumerate(value))
+    if not isinstance(value, str):
+        raise BadRequest(
+            f"{param} must be a string or a list of text parts, got {show(value)}", param=param
+        )
+    return check_text(value, param)
+
+
+def _part(value: Any, param: str) -> str:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{param} must be an object, got {show(value)}", param=param)
+    kind = value.get("type")
+    if kind != "text":
+        raise BadRequest(
+            f'{param}.type={show(kind)} is not supported: only parts of type "text" are',
+            param=f"{param}.type",
+        )
+    return check_text(value.get("text"), f"{param}.text")
+
+
+def _refuse_missing_features(fields: Fields) -> None:
+    fields.only("tools", [[]], "tools cannot be called")
+    fields.only("tool_choice", ["none", "auto"], "tools cannot be called")
+    fields.flag("parallel_tool_calls")
+    fields.only("functions", [[]], "functions cannot be called")
+    fields.only("function_call", ["none", "auto"], "functions cannot be called")
+    fields.only("modalities", [["text"]], "only text can be generated")
+    fields.only("audio", [], "only text can be generated")
+    fields.only("prediction", [], "predicted outputs are not used")
+    fields.only("web_search_options", [], "the web cannot be searched")
+    fields.only("reasoning_effort", ["none"], "the model has no reasoning effort")
+    fields.only("verbosity", ["medium"], "the model has no verbosity")

@@ -1,0 +1,81 @@
+"""What the gateway's endpoints work with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checkpoint.chat_template import ChatTemplate
+from checkpoint.tokenizer import Tokenizer
+from engine.types import ModelLimits
+from router.errors import BadRequest, ModelNotFound, Unavailable
+from router.fields import check_text, show
+from router.generation import Generator
+from router.metrics import RouterMetrics
+
+_ANY_MODEL = ("", "hexllm")
+
+
+@dataclass(frozen=True)
+class GatewayContext:
+    """One served model and the routes to it.
+
+    Attributes:
+        chat_template: None when the model has none; chat requests are then refused.
+        served_model_names: at least one; the first is the answer's `model` when a request
+            names none.
+        generation_defaults: temperature, top_p, top_k, min_p and repetition_penalty for
+            requests without them, from the model's generation_config.json.
+        predict_route, health_route: serve `/generate` and `/ping` there as well.
+        max_body_bytes: larger request bodies are refused with 413.
+    """
+
+    generator: Generator
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    served_model_names: tuple[str, ...]
+    metrics: RouterMetrics
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    predict_route: str = "/generate"
+    health_route: str = "/ping"
+    max_body_bytes: int = 10 * 1024 * 1024
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def ready_limits(self) -> ModelLimits:
+        """The model's limits.
+
+        Raises:
+            Unavailable: requests cannot be served now.
+        """
+        limits = self.generator.limits
+        if limits is None or not self.generator.ready:
+            raise Unavailable("the server is not ready: it is loading, draining or lacks workers")
+        return limits
+
+    def resolve_model(self, name: object) -> str:
+        """The name to answer with for the `model` of a request; absent means any.
+
+        Raises:
+            BadRequest: it is no string.
+            ModelNotFound: no such model is served.
+        """
+        if name is None or name in _ANY_MODEL:
+            return self.served_model_names[0]
+        model = check_text(name, "model")
+        if model not in self.served_model_names:
+            served = ", ".join(self.served_model_names)
+            raise ModelNotFound(
+                f"model {show(model)} does not exist here; served: {served}", param="model"
+            )
+        return model
+
+    def require_chat_template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            BadRequest: the model has none.
+        """
+        if self.chat_template is None:
+            raise BadRequest("the model has no chat template; use /v1/completions instead")
+        return self.chat_template

@@ -1,0 +1,116 @@
+"""The router's Prometheus metrics, under the names that other tools read."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+
+
+class RouterMetrics:
+    """All metrics of one router, in a registry of their own.
+
+    Requests are recorded by the gateway; `set_load` is for whoever hears from the workers.
+    """
+
+    def __init__(self, model_name: str, engine: str = "0") -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": engine}
+        self._running = self._gauge("vllm:num_requests_running", "Requests being computed.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting at workers.")
+        self._kv_usage = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all of them."
+        )
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "Request to first token.", _TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "One output token to the next.", _ITL_BUCKETS
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Request to last token.", _REQUEST_BUCKETS
+        )
+        success = Counter(
+            "vllm:request_success",
+            "Requests ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self._success = {
+            reason: success.labels(**self._labels, finished_reason=reason)
+            for reason in FINISHED_REASONS
+        }
+        self._cache_config = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache's size, in the labels.",
+            [*self._labels, "block_size", "num_gpu_blocks"],
+            registry=self.registry,
+        )
+
+    def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
+        """Set the gauges: sums over the workers, and the share of KV blocks in use (0..1)."""
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._kv_usage.set(kv_cache_usage)
+
+    def set_cache_config(self, *, block_size: int, num_blocks: int) -> None:
+        """Set what a worker's KV cache holds; replaces what was set before."""
+        self._cache_config.clear()
+        self._cache_config.labels(
+            **self._labels, block_size=str(block_size), num_gpu_blocks=str(num_blocks)
+        ).set(1)
+
+    def prompt(self, tokens: int) -> None:
+        """A prompt was handed to the workers."""
+        self._prompt_tokens.inc(tokens)
+
+    def tokens(self, count: int, since_last_s: float, *, first: bool) -> None:
+        """Output tokens came in one delta.
+
+        `since_last_s` counts from the tokens before, or from the request's arrival when
+        these are the `first`.
+        """
+        self._generation_tokens.inc(count)
+        if first:
+            self._ttft.observe(since_last_s)
+        else:
+            for _ in range(count):
+                self._itl.observe(since_last_s / count)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """A request ended, one of FINISHED_REASONS; `seconds` after it arrived."""
+        self._success[reason].inc()
+        self._e2e.observe(seconds)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(name, text, list(self._labels), registry=self.registry)
+        return gauge.labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, list(self._labels), registry=self.registry)
+        return counter.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            name, text, list(self._labels), buckets=buckets, registry=self.registry
+        )
+        return histogram.labels(**self._labels)

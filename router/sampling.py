@@ -1,0 +1,231 @@
+"""The fields that completions and chat share: how to choose tokens, when to stop, how to answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.types import ModelLimits, SamplingParams
+from router.errors import BadRequest, ContextLengthExceeded
+from router.fields import Fields, check_text, is_integer, show
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_LENGTH = 1024
+DEFAULT_COMPLETION_TOKENS = 16
+
+_SEED_MASK = 2**64 - 1
+# Dividing logits by less than this overflows; the choice is the greedy one long before.
+_GREEDY_BELOW = 1e-5
+
+_WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """All of a request but its prompt.
+
+    Attributes:
+        sampling: complete but for `max_tokens`, which depends on the prompt; see `fit`.
+        max_tokens: as asked for, None when absent.
+        max_tokens_param: the field's name for errors.
+        default_max_tokens: used when absent; None is the rest of the context.
+        include_usage: streamed: one more chunk at the end tells the usage.
+        continuous_usage: streamed: every chunk tells the usage so far.
+    """
+
+    model: str
+    sampling: SamplingParams
+    max_tokens: int | None
+    max_tokens_param: str
+    default_max_tokens: int | None
+    stops: tuple[str, ...]
+    skip_special_tokens: bool
+    return_token_ids: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    def fit(self, prompt_tokens: int, max_model_len: int, *, prompt_param: str) -> SamplingParams:
+        """The complete sampling parameters for a prompt of this length.
+
+        `prompt_param` is the field that an error about the prompt's length names.
+
+        Raises:
+            ContextLengthExceeded: prompt and output do not fit the model's context.
+        """
+        room = max_model_len - prompt_tokens
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"{prompt_param} has {prompt_tokens} tokens; the model's context (max_model_len) "
+                f"is {max_model_len} tokens, prompt and at least one output token together",
+                param=prompt_param,
+            )
+        wanted = self.max_tokens
+        if wanted is None:
+            wanted = room if self.default_max_tokens is None else self.default_max_tokens
+            wanted = min(wanted, room)
+        if wanted > room:
+            raise ContextLengthExceeded(
+                f"{self.max_tokens_param}={wanted} is too large: the prompt has "
+                f"{prompt_tokens} tokens and the model's context (max_model_len) is "
+                f"{max_model_len} tokens, so at most {room} can be asked for",
+                param=self.max_tokens_param,
+            )
+        return dataclasses.replace(self.sampling, max_tokens=wanted)
+
+
+def read_options(
+    fields: Fields,
+    *,
+    model: str,
+    limits: ModelLimits,
+    defaults: Mapping[str, float],
+    max_tokens: int | None,
+    max_tokens_param: str,
+    default_max_tokens: int | None,
+    top_logprobs: int | None,
+) -> RequestOptions:
+    """Read the shared fields.
+
+    Args:
+        fields: the request's body.
+        model: the served model's name for the answer.
+        limits: the served model's.
+        defaults: what the model's generation_config.json says, for absent fields.
+        max_tokens, max_tokens_param, default_max_tokens, top_logprobs: see RequestOptions and
+            SamplingParams; read by the caller, as the fields' names differ.
+
+    Raises:
+        BadRequest: a field is wrong or its feature is not there.
+    """
+    _refuse_missing_features(fields)
+    stop_ids = _stop_token_ids(fields, limits)
+    if not fields.flag("ignore_eos"):
+        stop_ids |= limits.eos_token_ids
+    stream = fields.flag("stream")
+    include_usage, continuous_usage = _stream_options(fields, stream)
+    return RequestOptions(
+        model=model,
+        sampling=_sampling(fields, limits, defaults, stop_ids, top_logprobs),
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        default_max_tokens=default_max_tokens,
+        stops=_stop_strings(fields),
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        return_token_ids=fields.flag("return_token_ids"),
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+    )
+
+
+def _sampling(
+    fields: Fields,
+    limits: ModelLimits,
+    defaults: Mapping[str, float],
+    stop_token_ids: frozenset[int],
+    top_logprobs: int | None,
+) -> SamplingParams:
+    temperature = fields.number("temperature", defaults.get("temperature", 1.0), low=0, high=2)
+    top_k = fields.integer("top_k", int(defaults.get("top_k", 0)), low=-1)
+    top_p = fields.number("top_p", defaults.get("top_p", 1.0), low=0, high=1)
+    seed = fields.optional_integer("seed")
+    if top_p == 0:  # no token's probability is 0: the likeliest one alone is left
+        top_k, top_p = 1, 1.0
+    return SamplingParams(
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_k=0 if top_k < 0 or top_k >= limits.vocab_size else top_k,
+        top_p=top_p,
+        min_p=fields.number("min_p", defaults.get("min_p", 0.0), low=0, high=1),
+        presence_penalty=fields.number("presence_penalty", 0.0, low=-2, high=2),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, low=-2, high=2),
+        repetition_penalty=fields.number(
+            "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0.01, high=100
+        ),
+        seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+        stop_token_ids=stop_token_ids,
+        top_logprobs=top_logprobs,
+    )
+
+
+def _stop_strings(fields: Fields) -> tuple[str, ...]:
+    value, param = fields.raw("stop"), fields.param("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise BadRequest(
+            f"{param} must be a string or a list of strings, got {show(value)}", param=param
+        )
+    if len(stops) > MAX_STOP_STRINGS:
+        raise BadRequest(
+            f"{param} has {len(stops)} strings, the limit is {MAX_STOP_STRINGS}", param=param
+        )
+    for stop in stops:
+        length = len(check_text(stop, param))
+        if not 1 <= length <= MAX_STOP_LENGTH:
+            raise BadRequest(
+                f"{param} strings must have 1 to {MAX_STOP_LENGTH} characters, "
+                f"got {length}: {show(stop)}",
+                param=param,
+            )
+    return tuple(stops)
+
+
+def _stop_token_ids(fields: Fields, limits: ModelLimits) -> frozenset[int]:
+    value = fields.raw("stop_token_ids")
+    if value is None:
+        return frozenset()
+    return frozenset(check_token_ids(value, fields.param("stop_token_ids"), limits.vocab_size))
+
+
+def check_token_ids(value: object, param: str, vocab_size: int) -> list[int]:
+    """A list of token ids of the vocabulary.
+
+    Raises:
+        BadRequest: it is no list, or an item is no token id.
+    """
+    if not isinstance(value, list):
+        raise BadRequest(f"{param} must be a list of token ids, got {show(value)}", param=param)
+    for position, token in enumerate(value):
+        if not is_integer(token) or not 0 <= token < vocab_size:
+            raise BadRequest(
+                f"{param}[{position}] must be a token id from 0 to {vocab_size - 1}, "
+                f"got {show(token)}",
+                param=param,
+            )
+    return value
+
+
+def _stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    value, param = fields.raw("stream_options"), fields.param("stream_options")
+    if value is None:
+        return False, False
+    if not isinstance(value, dict):
+        raise BadRequest(f"{param} must be an object, got {show(value)}", param=param)
+    if not stream:
+        raise BadRequest(f"{param} is only allowed with stream=true", param=param)
+    options = Fields(value, prefix=f"{param}.")
+    include_usage = options.flag("include_usage")
+    continuous = options.flag("continuous_usage_stats")
+    options.flag("include_obfuscation")  # pads chunks against traffic analysis; a mere hint
+    options.finish()
+    return include_usage, include_usage and continuous
+
+
+def _refuse_missing_features(fields: Fields) -> None:
+    fields.ignore(_WITHOUT_EFFECT)
+    fields.only("n", [1], "one choice per request is generated")
+    fields.only("logit_bias", [{}], "tokens cannot be biased")
+    fields.only("min_tokens", [0], "a least number of tokens cannot be asked for")
+    fields.only("response_format", [{"type": "text"}], "only text can be generated")

@@ -1,0 +1,128 @@
+"""Prediction requests of Vertex AI and of Hex-LLM's clients: `/generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from router.body import read_object
+from router.context import GatewayContext
+from router.disconnect import cancelled_on_disconnect
+from router.errors import BadRequest, ServingError
+from router.fields import Fields, show
+from router.openai_api import public_id, respond
+from router.prepare import prepare_chat, prepare_completion
+
+MAX_INSTANCES = 256
+_CHAT_FORMAT = "chatCompletions"
+
+
+async def predict(context: GatewayContext, request: Request) -> Response:
+    """Serve a body of instances, or a chat request marked by its `@requestFormat`.
+
+    Raises:
+        ServingError: the body is wrong, or one of its instances could not be served.
+    """
+    arrived = time.perf_counter()
+    body = await read_object(request, context.max_body_bytes)
+    async with cancelled_on_disconnect(request.receive):
+        fields = Fields(body, integral_floats=True)
+        if _is_chat(fields):
+            prepared = await prepare_chat(
+                context, fields, public_id=public_id(request), arrived=arrived
+            )
+            return await respond(prepared)
+        instances = _instances(fields)
+        predictions = await _all(context, instances, arrived)
+    # One chat instance is answered by its object alone, not by a list of it.
+    alone = len(instances) == 1 and isinstance(predictions[0], dict)
+    return JSONResponse({"predictions": predictions[0] if alone else predictions})
+
+
+def _instances(fields: Fields) -> list[dict[str, Any]]:
+    """The instances, each with the body's `parameters` where it does not say otherwise."""
+    instances = fields.raw("instances")
+    if not isinstance(instances, list) or not instances:
+        raise BadRequest(
+            f"instances must be a list of at least one object, got {show(instances)}",
+            param="instances",
+        )
+    if len(instances) > MAX_INSTANCES:
+        raise BadRequest(
+            f"instances has {len(instances)} items, the limit is {MAX_INSTANCES}",
+            param="instances",
+        )
+    for number, instance in enumerate(instances):
+        if not isinstance(instance, dict):
+            param = f"instances[{number}]"
+            raise BadRequest(f"{param} must be an object, got {show(instance)}", param=param)
+    parameters = fields.raw("parameters")
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, dict):
+        raise BadRequest(
+            f"parameters must be an object, got {show(parameters)}", param="parameters"
+        )
+    fields.finish()
+    return [{**parameters, **instance} for instance in instances]
+
+
+async def _all(
+    context: GatewayContext, instances: list[dict[str, Any]], arrived: float
+) -> list[str | dict[str, Any]]:
+    """All predictions in order, computed at once; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_one(context, instance, f"instances[{number}].", arrived))
+                for number, instance in enumerate(instances)
+            ]
+    except* ServingError as failures:
+        first: BaseException = failures
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        failure = first
+    else:
+        return [task.result() for task in tasks]
+    raise failure
+
+
+async def _one(
+    context: GatewayContext, instance: dict[str, Any], prefix: str, arrived: float
+) -> str | dict[str, Any]:
+    fields = Fields(instance, prefix=prefix, integral_floats=True)
+    fields.only("dynamic-lora", [""], "adapters cannot be loaded")
+    fields.only("stream", [False], "an instance cannot be streamed; use /v1/completions")
+    answer_id = secrets.token_hex(16)
+    if _is_chat(fields):
+        prepared = await prepare_chat(context, fields, public_id=answer_id, arrived=arrived)
+        piece = await prepared.whole()
+        return prepared.answer.whole(piece, prepared.sequence.usage())
+    raw_response = fields.flag("raw_response")
+    fields.only("logprobs", [], "the answer is plain text; use /v1/completions")
+    fields.only("return_token_ids", [False], "the answer is plain text; use /v1/completions")
+    prompt = fields.raw("prompt")
+    if not raw_response and not isinstance(prompt, str):
+        param = fields.param("prompt")
+        raise BadRequest(
+            f"{param} must be a string unless raw_response is true, got {show(prompt)}",
+            param=param,
+        )
+    prepared = await prepare_completion(context, fields, public_id=answer_id, arrived=arrived)
+    text = (await prepared.whole()).text
+    return text if raw_response else f"Prompt:\n{prompt}\nOutput:\n{text}"
+
+
+def _is_chat(fields: Fields) -> bool:
+    kind = fields.raw("@requestFormat")
+    if kind is None:
+        return False
+    if kind != _CHAT_FORMAT:
+        param = fields.param("@requestFormat")
+        raise BadRequest(f'{param} must be "{_CHAT_FORMAT}", got {show(kind)}', param=param)
+    return True

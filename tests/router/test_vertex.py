@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.errors import GenerationFailed
+from tests.router.conftest import Client, parse_events
+from tests.router.fakes import Pause, ScriptedGenerator, batches
+from tests.router.test_bad_input import check_error
+
+CHAT = {
+    "@requestFormat": "chatCompletions",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 20,
+}
+
+
+async def predict(client: Client, *instances: Any, **body: Any) -> Any:
+    response = await client.post("/generate", {"instances": list(instances), **body})
+    assert response.status_code == 200, response.text
+    assert set(response.json()) == {"predictions"}
+    return response.json()["predictions"]
+
+
+async def test_the_documented_request(client: Client, generator: ScriptedGenerator) -> None:
+    generator.script = batches("A car")
+    instance = {
+        "prompt": "What is a car?",
+        "max_tokens": 50.0,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 1.0,
+    }
+    assert await predict(client, instance) == ["Prompt:\nWhat is a car?\nOutput:\nA car"]
+    assert generator.calls[0].sampling.top_k == 1
+    assert generator.calls[0].sampling.max_tokens == 50
+    assert await predict(client, {**instance, "raw_response": True}) == ["A car"]
+
+
+async def test_instances_run_at_once_and_answer_in_order(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    pause = Pause()
+
+    def script(prompt: list[int]) -> Any:
+        if prompt == [*b"first"]:
+            yield pause
+        else:
+            pause.event.set()
+        yield [*prompt[:3], 256]
+
+    generator.script = script
+    predictions = await predict(
+        client,
+        {"prompt": "first", "raw_response": True},
+        {"prompt": "second", "raw_response": True},
+    )
+    assert predictions == ["fir", "sec"]
+
+
+async def test_parameters_are_for_all_instances(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("x")
+    await predict(
+        client, {"prompt": "a"}, {"prompt": "b", "max_tokens": 2}, parameters={"max_tokens": 7}
+    )
+    assert [call.sampling.max_tokens for call in generator.calls] == [7, 2]
+
+
+async def test_chat_instances(client: Client, generator: ScriptedGenerator) -> None:
+    generator.script = batches("Hello")
+    prediction = await predict(client, CHAT)
+    assert prediction["object"] == "chat.completion"
+    assert prediction["choices"][0]["message"]["content"] == "Hello"
+    both = await predict(client, CHAT, {"prompt": "p", "raw_response": True})
+    assert both[0]["object"] == "chat.completion"
+    assert both[1] == "Hello"
+
+
+async def test_a_body_that_is_a_chat_itself(client: Client, generator: ScriptedGenerator) -> None:
+    generator.script = batches("Hello")
+    answer = (await client.post("/generate", CHAT)).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+    response = await client.post("/generate", {**CHAT, "stream": True})
+    assert parse_events(response.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("instance", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": "p", "dynamic-lora": "gs://b/a"}, "dynamic-lora"),
+        ({"prompt": "p", "stream": True}, "stream"),
+        ({"prompt": "p", "top_k": 1.5}, "top_k"),
+        ({"prompt": "p", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "p", "max_tokens": 1000}, "max_tokens"),
+        ({"prompt": "p", "raw_response": "yes"}, "raw_response"),
+        ({"prompt": "p", "logprobs": 1}, "logprobs"),
+        ({"prompt": "p", "huh": 1}, "huh"),
+        ({"@requestFormat": "images"}, "@requestFormat"),
+        ({"@requestFormat": "chatCompletions"}, "messages"),
+        ({"@requestFormat": "chatCompletions", "messages": [1]}, "messages[0]"),
+    ],
+)
+async def test_a_wrong_instance_is_named(
+    client: Client, generator: ScriptedGenerator, instance: dict[str, Any], param: str
+) -> None:
+    generator.script = batches("x")
+    response = await client.post("/generate", {"instances": [{"prompt": "ok"}, instance]})
+    check_error(response, 400, f"instances[1].{param}", param=f"instances[1].{param}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"instances": []},
+        {"instances": "p"},
+        {"instances": ["p"]},
+        {"instances": [{"prompt": "p"}] * 257},
+        {"instances": [{"prompt": "p"}], "parameters": 1},
+        {"instances": [{"prompt": "p"}], "huh": 1},
+        {"@requestFormat": "x"},
+    ],
+)
+async def test_a_wrong_body(client: Client, body: dict[str, Any]) -> None:
+    check_error(await client.post("/generate", body), 400)
+
+
+async def test_a_failed_instance_ends_the_others(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    def script(prompt: list[int]) -> Any:
+        yield [1]
+        if prompt == [*b"bad"]:
+            raise GenerationFailed("lost")
+        yield Pause()
+
+    generator.script = script
+    response = await asyncio.wait_for(
+        client.post("/generate", {"instances": [{"prompt": "good"}, {"prompt": "bad"}]}), 5
+    )
+    check_error(response, 500, "lost")
+    assert all(call.closed.is_set() for call in generator.calls)
+
+
+async def test_other_routes_for_predictions_and_health(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("x")
+    client = client.with_context(predict_route="/predict", health_route="/ready")
+    body = {"instances": [{"prompt": "p"}]}
+    for path in ("/generate", "/predict"):
+        assert (await client.post(path, body)).status_code == 200
+    for path in ("/ping", "/ready"):
+        assert (await client.get(path)).status_code == 200
+    client = client.with_context(predict_route="/v1/completions", health_route="/health")
+    assert (await client.complete())["object"] == "text_completion"
+    assert (await client.get("/health")).json()["ready"] is True
