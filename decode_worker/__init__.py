@@ -1,0 +1,1 @@
+"""KV blocks in, token stream out."""

@@ -139,8 +139,9 @@ class JaxRunner:
         forward = self._forward.get(shape)
         if forward is None:
             step = partial(_forward, traits=self._traits, dtype=self._dtype)
-            arguments = (self._params, self._pools, pack_batch((), shape))
-            forward = jax.jit(step, donate_argnums=1).lower(*arguments).compile()
+            batch = pack_batch((), shape)
+            lowered = jax.jit(step, donate_argnums=1).lower(self._params, self._pools, batch)
+            forward = lowered.compile()
             self._forward[shape] = forward
         sample = self._sample.get(shape.seqs)
         if sample is None:

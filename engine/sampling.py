@@ -119,8 +119,9 @@ def _penalize(logits: Array, counts: Array, own: RowParams) -> Array:
 
 def _draw(logits: Array, own: RowParams) -> Array:
     """A token drawn by the Gumbel trick from the distribution that the row's filters leave."""
-    scaled = logits / own.temperature
-    scaled = jnp.where(scaled >= scaled.max() + jnp.log(own.min_p), scaled, _EXCLUDED)
+    # The likeliest token is at 0: a temperature near 0 overflows to -inf for others alone.
+    scaled = (logits - logits.max()) / own.temperature
+    scaled = jnp.where(scaled >= jnp.log(own.min_p), scaled, _EXCLUDED)
     vocab = logits.shape[0]
     limited = (own.top_k > 0) & (own.top_k < vocab)
     scaled = lax.cond(limited, lambda: _keep_top_k(scaled, own.top_k), lambda: scaled)
@@ -168,7 +169,7 @@ def _keep_top_k(logits: Array, k: Array) -> Array:
 def _keep_top_p(logits: Array, p: Array) -> Array:
     """The smallest set of likeliest tokens whose probabilities sum to at least p."""
     weights = jnp.exp(logits - logits.max())
-    goal = p * weights.sum()
+    goal = jnp.maximum(p * weights.sum(), 1e-30)  # above 0: the likeliest always stays
     bits = _ordered_bits(logits)
 
     def enough(kept: Array) -> Array:

@@ -78,6 +78,16 @@ class Scheduler:
     """Owns the sequences and the block pool. Not thread safe: the engine thread's alone."""
 
     def __init__(self, limits: Limits, pool: BlockPool) -> None:
+        """A scheduler without sequences.
+
+        Raises:
+            ValueError: a prompt could be longer than a step, and would never be computed.
+        """
+        if limits.max_batch_tokens < limits.max_model_len - 1:
+            raise ValueError(
+                f"max_batch_tokens={limits.max_batch_tokens} is less than a prompt may have "
+                f"(max_model_len={limits.max_model_len})"
+            )
         self.limits = limits
         self.pool = pool
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -94,14 +104,19 @@ class Scheduler:
     # ---- commands ----
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence, or answer with Failure (never possible) or Rejected (full)."""
+        """Queue a sequence, or answer with Failure (never possible) or Rejected (full).
+
+        One that is here already is ignored.
+        """
+        if request.id in self._sequences:
+            return
         refusal = self._never_fits(request)
         if refusal is not None:
             self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))
         elif len(self._waiting) >= self.limits.max_waiting:
             reason = f"{len(self._waiting)} requests are waiting already"
             self._events.append(Rejected(request.id.attempt, reason))
-        elif request.id not in self._sequences:
+        else:
             sequence = Sequence.of(request)
             self._sequences[request.id] = sequence
             self._waiting.append(sequence)
@@ -137,12 +152,22 @@ class Scheduler:
             self._end(sequence)
 
     def begin_decode(self, command: BeginDecode) -> None:
-        """Decode from the next step on; ignored when the sequence is gone."""
+        """Decode from the next step on; ignored when the sequence is gone.
+
+        Answered by Failure when the first token ends the sequence or is no token.
+        """
         sequence = self._sequences.get(command.id)
         if sequence is None or sequence.state is not SequenceState.IMPORTING:
             return
         sequence.computed = len(sequence.tokens)
-        sequence.tokens.append(command.first_token)
+        token = command.first_token
+        sequence.tokens.append(token)
+        usable = 0 <= token < self.limits.vocab_size
+        if not usable or sequence.finish_after(token, self.limits.max_model_len) is not None:
+            self._end(sequence)
+            message = f"nothing can be decoded after first token {token}"
+            self._events.append(Failure(command.id.attempt, FailureCode.TRANSFER, message))
+            return
         self._start_decoding(sequence)
 
     # ---- a step ----
@@ -226,6 +251,15 @@ class Scheduler:
             owners = {s.id for s in self._sequences.values() if s.state is state}
             assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
             assert len(owners) == len(queue), f"a sequence is {state.value} twice"
+        admitted = (SequenceState.PREFILLING, SequenceState.EXPORTED)
+        exporting = {
+            s.id for s in self._sequences.values() if s.state in admitted and not s.decodes_here
+        }
+        assert exporting == {s.id for s in self._exports.values()}, "the exports differ"
+        for read in self._reads:
+            assert read.transfer_id in self._exports, f"read {read.read_id} has no source"
+        for write in self._writes:
+            assert write.id in self._sequences, f"write {write.import_id} has no target"
 
     # ---- admission ----
 
@@ -250,6 +284,11 @@ class Scheduler:
         if len(request.output) >= request.sampling.max_tokens:
             return f"max_tokens={request.sampling.max_tokens} tokens have been produced already"
         needed = self.pool.blocks_for(self._kv_tokens(Sequence.of(request)))
+        if request.roles is Role.PREFILL and any(
+            s.request.transfer_id == request.transfer_id and not s.decodes_here
+            for s in self._sequences.values()
+        ):
+            return "its transfer_id names another transfer"
         if needed > self.pool.num_blocks:
             return (
                 f"{needed} KV blocks of {self.pool.block_size} tokens are needed, "

@@ -1,0 +1,1 @@
+"""Prompt in, KV blocks and first token out."""

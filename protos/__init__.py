@@ -1,0 +1,1 @@
+"""The wire between routers and workers: messages, codec, session client and server."""

@@ -186,6 +186,8 @@ def attention(
                 "nhgd,thd->hgnt", tile, keys, preferred_element_type=jnp.float32
             )
             position = index * kv_tile + jnp.arange(kv_tile, dtype=jnp.int32)
+            # Slots not written yet may hold another sequence's NaN, and 0 * NaN is NaN.
+            values = jnp.where((position < length)[:, None, None], values, 0)
             visible = position[None, :] <= last_position[:, None]
             scores = jnp.where(visible, scores, _MASKED)
             new_top = jnp.maximum(top, scores.max(axis=-1))

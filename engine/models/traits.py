@@ -129,6 +129,16 @@ def _llama(config: _Config) -> Traits:
             f"config.json: num_key_value_heads={kv_heads} does not divide "
             f"num_attention_heads={heads}"
         )
+    if config.raw("head_dim") is None and hidden % heads:
+        raise UnsupportedModel(
+            f"config.json: num_attention_heads={heads} does not divide hidden_size={hidden}, "
+            "and head_dim is missing"
+        )
+    head_dim = config.integer("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise UnsupportedModel(
+            f"config.json: head_dim={head_dim} is odd, rotary embeddings turn pairs"
+        )
     theta, scaling = _rope(config)
     attention_bias = config.flag("attention_bias", False)
     return Traits(
@@ -136,7 +146,7 @@ def _llama(config: _Config) -> Traits:
         layers=config.integer("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=config.integer("head_dim", hidden // heads),
+        head_dim=head_dim,
         ffn=config.integer("intermediate_size"),
         vocab=config.integer("vocab_size"),
         norm_eps=config.number("rms_norm_eps", 1e-6),

@@ -1,0 +1,244 @@
+"""Builds an engine for one worker: model folder and configuration in, Engine out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoint.config import CheckpointConfig, read_config
+from engine import fake
+from engine.blocks import BlockPool
+from engine.engine import Engine
+from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
+from engine.runner import Runner
+from engine.scheduler import Limits, Scheduler
+from engine.types import ModelLimits, Role
+from settings.config import (
+    GIB,
+    BatchSizes,
+    EngineConfig,
+    ModelConfig,
+    with_platform_defaults,
+)
+from settings.errors import ConfigError
+
+log = logging.getLogger("hexserve.engine")
+
+CHUNK_BYTES = 3 * 2**20
+"""KV moves between workers in chunks of about this size: small beside a decode step."""
+FAKE_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class KVArray:
+    """One array of a token's KV, as it travels: [layers, tokens, heads, width]."""
+
+    name: str
+    dtype: str
+    layers: int
+    heads: int
+    width: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        import ml_dtypes
+        import numpy as np
+
+        kind = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype
+        return self.layers * self.heads * self.width * np.dtype(kind).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what others must know of it. `runner` is to be warmed up."""
+
+    engine: Engine
+    runner: Runner
+    limits: ModelLimits
+    arrays: tuple[KVArray, ...]
+    chunk_tokens: int
+
+
+def build_engine(
+    folder: Path, model: ModelConfig, config: EngineConfig, roles: Role
+) -> BuiltEngine:
+    """Load the model in `folder` onto this process's devices.
+
+    Raises:
+        CheckpointError, UnsupportedModel: the folder's fault; names file and field.
+        ConfigError: the flags' fault, or more is asked than the devices have.
+    """
+    checkpoint = read_config(folder)
+    if checkpoint.model_type == fake.MODEL_TYPE:
+        return _build_fake(checkpoint, model, config, roles)
+    return _build_jax(checkpoint, folder, model, config, roles)
+
+
+def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
+    most = checkpoint.max_position_embeddings
+    asked = model.max_model_len
+    if asked is not None and asked > most:
+        raise ConfigError(f"--max_model_len={asked}: the model has {most} positions")
+    return asked or most
+
+
+def _limits(roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, queue: int) -> Limits:
+    decode = sizes.max_decode_seqs if Role.DECODE in roles else 0
+    return Limits(
+        max_seqs=decode or sizes.max_prefill_seqs,
+        max_prefill_seqs=sizes.max_prefill_seqs,
+        max_batch_tokens=max_model_len + decode,
+        max_waiting=queue,
+        max_model_len=max_model_len,
+        vocab_size=vocab,
+    )
+
+
+def _model_limits(
+    checkpoint: CheckpointConfig, limits: Limits, pool: BlockPool, fingerprint: str
+) -> ModelLimits:
+    return ModelLimits(
+        fingerprint=fingerprint,
+        vocab_size=limits.vocab_size,
+        max_model_len=limits.max_model_len,
+        block_size=pool.block_size,
+        num_blocks=pool.num_blocks,
+        max_seqs=limits.max_seqs,
+        eos_token_ids=frozenset(checkpoint.eos_token_ids),
+    )
+
+
+def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
+    return max(1, CHUNK_BYTES // sum(array.bytes_per_token for array in arrays))
+
+
+def _build_fake(
+    checkpoint: CheckpointConfig, model: ModelConfig, config: EngineConfig, roles: Role
+) -> BuiltEngine:
+    sizes = with_platform_defaults(config, "cpu")
+    vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
+    max_model_len = _max_model_len(checkpoint, model)
+    limits = _limits(roles, sizes, max_model_len, vocab, config.max_queued_requests)
+    pool = BlockPool(blocks, config.block_size)
+    runner = fake.FakeRunner(blocks, config.block_size, vocab)
+    arrays = (KVArray("tokens", "int32", 1, 1, 1),)
+    engine = Engine(Scheduler(limits, pool), runner)
+    described = _model_limits(checkpoint, limits, pool, f"{fake.MODEL_TYPE}-{vocab}")
+    return BuiltEngine(engine, runner, described, arrays, chunk_tokens=128)
+
+
+def _build_jax(
+    checkpoint: CheckpointConfig,
+    folder: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    roles: Role,
+) -> BuiltEngine:
+    import jax
+
+    from engine import loading
+    from engine.jax_runner import JaxRunner, PoolSpec
+    from engine.models.traits import traits_of
+    from engine.sharding import make_mesh
+
+    devices = jax.local_devices()
+    platform = devices[0].platform
+    sizes = with_platform_defaults(config, platform)
+    traits = traits_of(checkpoint.raw)
+    dtype = _dtype(model.dtype, checkpoint, platform)
+    max_model_len = _max_model_len(checkpoint, model)
+    limits = _limits(roles, sizes, max_model_len, traits.vocab, config.max_queued_requests)
+    shapes = _shapes(roles, limits, sizes, config.block_size)
+    mesh = make_mesh(devices[:1])
+
+    dummy = model.load_format == "dummy"
+    if dummy:
+        params = loading.dummy_params(traits, dtype, mesh, model.seed)
+        source = f"dummy-{model.seed}"
+    else:
+        params = loading.load_params(folder, traits, dtype, mesh)
+        source = loading.weights_identity(folder)
+
+    arrays = tuple(
+        KVArray(name, dtype, traits.layers, traits.kv_heads, traits.head_dim) for name in "kv"
+    )
+    block_bytes = config.block_size * sum(array.bytes_per_token for array in arrays)
+    blocks = config.num_blocks or _blocks_that_fit(devices[0], block_bytes, config)
+    pool = BlockPool(blocks, config.block_size)
+    if pool.blocks_for(max_model_len - 1) > blocks:
+        raise ConfigError(
+            f"one sequence of max_model_len={max_model_len} needs "
+            f"{pool.blocks_for(max_model_len - 1)} KV blocks, there are {blocks}: lower "
+            "--max_model_len or raise --num_blocks"
+        )
+    runner = JaxRunner(
+        params,
+        traits,
+        mesh,
+        PoolSpec(blocks, config.block_size, dtype),
+        shapes,
+        max_seqs=limits.max_seqs,
+        max_model_len=max_model_len,
+        chunk_tokens=_chunk_tokens(arrays),
+    )
+    log.info(
+        "KV cache: %d blocks of %d tokens, %d tokens, %.2f GiB as %s",
+        blocks,
+        config.block_size,
+        blocks * config.block_size,
+        blocks * block_bytes / GIB,
+        dtype,
+    )
+    fingerprint = loading.fingerprint(checkpoint.raw, dtype, source)
+    return BuiltEngine(
+        Engine(Scheduler(limits, pool), runner),
+        runner,
+        _model_limits(checkpoint, limits, pool, fingerprint),
+        arrays,
+        _chunk_tokens(arrays),
+    )
+
+
+def _dtype(asked: str, checkpoint: CheckpointConfig, platform: str) -> str:
+    if asked != "auto":
+        return asked
+    if platform == "cpu":
+        return "float32"  # a bfloat16 matmul converts its whole weight on every call
+    stored = checkpoint.raw.get("dtype") or checkpoint.raw.get("torch_dtype")
+    return "float32" if stored == "float32" else "bfloat16"
+
+
+def _shapes(roles: Role, limits: Limits, sizes: BatchSizes, block_size: int) -> Any:
+    extent = Extent(
+        max_prefill_tokens=limits.max_batch_tokens,
+        max_prefill_seqs=sizes.max_prefill_seqs,
+        max_decode_seqs=sizes.max_decode_seqs,
+        max_blocks=-(-limits.max_model_len // block_size),
+    )
+    paddings = Paddings(
+        prefill_len=sizes.prefill_len_padding,
+        prefill_seqs=sizes.prefill_seqs_padding,
+        decode_seqs=sizes.decode_seqs_padding,
+        decode_blocks=sizes.decode_blocks_padding,
+    )
+    try:
+        return program_shapes(roles, extent, paddings)
+    except TooManyPrograms as error:
+        raise ConfigError(str(error)) from error
+
+
+def _blocks_that_fit(device: Any, block_bytes: int, config: EngineConfig) -> int:
+    """KV blocks for the memory that is left, or for 1 GiB where memory is not a device's own."""
+    if device.platform == "cpu":
+        return max(1, GIB // block_bytes)
+    stats = device.memory_stats()
+    left = stats["bytes_limit"] - stats["bytes_in_use"]
+    blocks = int(left * config.hbm_utilization_factor) // block_bytes
+    if blocks < 1:
+        raise ConfigError(
+            f"--hbm_utilization_factor={config.hbm_utilization_factor}: {left / GIB:.2f} GiB are "
+            f"left after the weights, one KV block takes {block_bytes / GIB:.4f} GiB"
+        )
+    return blocks

@@ -1,0 +1,368 @@
+"""Plain values ↔ wire messages. What comes from the wire is checked here, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.types import (
+    COLOCATED,
+    MAX_TOP_LOGPROBS,
+    AttemptId,
+    Failure,
+    FailureCode,
+    FinishReason,
+    Load,
+    ModelLimits,
+    Role,
+    SamplingParams,
+    SequenceId,
+    SequenceRequest,
+    TokenDelta,
+    TokenLogprobs,
+)
+from protos import worker_pb2 as wire
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 64 * 2**20
+MESSAGE_LIMITS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+TRANSFER_ID_BYTES = 16
+MAX_ID_CHARACTERS = 256
+
+_TOKEN = np.dtype("<u4")
+_FINISH = {None: wire.FINISH_NONE, FinishReason.STOP: wire.FINISH_STOP,
+           FinishReason.LENGTH: wire.FINISH_LENGTH}  # fmt: skip
+_FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
+_FAILURE = {
+    FailureCode.INTERNAL: wire.FAILURE_INTERNAL,
+    FailureCode.INVALID: wire.FAILURE_INVALID,
+    FailureCode.TRANSFER: wire.FAILURE_TRANSFER,
+}
+_FAILURE_BACK = {number: code for code, number in _FAILURE.items()}
+
+
+class WireError(ValueError):
+    """A message that no peer of this version sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """A decoded Start: the sequences of one attempt, and where their KV is served."""
+
+    attempt: AttemptId
+    sequences: tuple[SequenceRequest, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def roles(self) -> Role:
+        return self.sequences[0].roles
+
+    @property
+    def transfer_id(self) -> bytes:
+        return self.sequences[0].transfer_id
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A decoded Welcome: what a worker is. `epoch` is new for every worker process."""
+
+    epoch: int
+    roles: Role
+    limits: ModelLimits
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedAttempt:
+    """The worker did not take it; another may."""
+
+    attempt: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """A decoded Step. `load` is None when the message carries none."""
+
+    deltas: tuple[TokenDelta, ...]
+    failures: tuple[Failure, ...]
+    rejected: tuple[RejectedAttempt, ...]
+    load: Load | None
+    draining: bool
+
+
+# ---- tokens ----
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as little-endian uint32."""
+    return np.fromiter(tokens, dtype=_TOKEN).tobytes()
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    """The inverse of `pack_tokens`.
+
+    Raises:
+        WireError: not a whole number of ids.
+    """
+    if len(data) % _TOKEN.itemsize:
+        raise WireError(f"{len(data)} bytes are no whole number of token ids")
+    return tuple(np.frombuffer(data, dtype=_TOKEN).tolist())
+
+
+# ---- Start ----
+
+
+def encode_start(order: StartOrder) -> wire.Start:
+    """A Start message; all sequences of an order share prompt, sampling and roles."""
+    first = order.sequences[0]
+    return wire.Start(
+        request_id=order.attempt.request_id,
+        attempt=order.attempt.attempt,
+        roles=first.roles.value,
+        prompt=pack_tokens(first.prompt),
+        choices=[
+            wire.Choice(choice=s.id.choice, output=pack_tokens(s.output)) for s in order.sequences
+        ],
+        sampling=_encode_sampling(first.sampling),
+        transfer_id=first.transfer_id,
+        sources=order.sources,
+    )
+
+
+def decode_start(message: wire.Start) -> StartOrder:
+    """The inverse of `encode_start`.
+
+    Raises:
+        WireError: a field is missing or out of range; names it.
+    """
+    attempt = decode_attempt(message.request_id, message.attempt)
+    if not 0 < message.roles <= COLOCATED.value:
+        raise WireError(f"roles={message.roles} are no roles")
+    roles = Role(message.roles)
+    wanted = 0 if roles == COLOCATED else TRANSFER_ID_BYTES
+    if len(message.transfer_id) != wanted:
+        raise WireError(f"a transfer_id of {len(message.transfer_id)} bytes, {wanted} are wanted")
+    if not message.choices:
+        raise WireError("no choices")
+    prompt, sampling = unpack_tokens(message.prompt), _decode_sampling(message.sampling)
+    if not prompt:
+        raise WireError("an empty prompt")
+    numbers = [choice.choice for choice in message.choices]
+    if len(set(numbers)) != len(numbers):
+        raise WireError(f"choices {numbers} repeat")
+    sequences = tuple(
+        SequenceRequest(
+            SequenceId(attempt, choice.choice),
+            roles,
+            prompt,
+            sampling,
+            unpack_tokens(choice.output),
+            message.transfer_id,
+        )
+        for choice in message.choices
+    )
+    return StartOrder(attempt, sequences, tuple(message.sources))
+
+
+def decode_attempt(request_id: str, attempt: int) -> AttemptId:
+    """Raises WireError for an id that is empty or too long."""
+    if not 0 < len(request_id) <= MAX_ID_CHARACTERS:
+        raise WireError(f"a request_id of {len(request_id)} characters")
+    return AttemptId(request_id, attempt)
+
+
+def _encode_sampling(sampling: SamplingParams) -> wire.Sampling:
+    return wire.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=sorted(sampling.stop_token_ids),
+        top_logprobs=sampling.top_logprobs,
+    )
+
+
+def _decode_sampling(message: wire.Sampling) -> SamplingParams:
+    top_logprobs = message.top_logprobs if message.HasField("top_logprobs") else None
+    sampling = SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        max_tokens=message.max_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        top_logprobs=top_logprobs,
+    )
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+    checks = {
+        "temperature": 0 <= sampling.temperature < math.inf,
+        "top_p": 0 < sampling.top_p <= 1,
+        "min_p": 0 <= sampling.min_p <= 1,
+        "penalties": all(math.isfinite(p) for p in penalties),
+        "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
+        "max_tokens": sampling.max_tokens >= 1,
+        "top_k": sampling.top_k < 2**31,
+        "top_logprobs": top_logprobs is None or top_logprobs <= MAX_TOP_LOGPROBS,
+    }
+    wrong = [name for name, holds in checks.items() if not holds]
+    if wrong:
+        raise WireError(f"sampling: {', '.join(wrong)} out of range")
+    return sampling
+
+
+# ---- Welcome ----
+
+
+def encode_welcome(info: WorkerInfo) -> wire.Welcome:
+    limits = info.limits
+    return wire.Welcome(
+        protocol_version=PROTOCOL_VERSION,
+        epoch=info.epoch,
+        roles=info.roles.value,
+        limits=wire.ModelLimits(
+            fingerprint=limits.fingerprint,
+            vocab_size=limits.vocab_size,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            max_seqs=limits.max_seqs,
+            eos_token_ids=sorted(limits.eos_token_ids),
+        ),
+        sources=info.sources,
+    )
+
+
+def decode_welcome(message: wire.Welcome) -> WorkerInfo:
+    """Raises WireError for another protocol version or roles that are none."""
+    if message.protocol_version != PROTOCOL_VERSION:
+        raise WireError(
+            f"the worker speaks protocol {message.protocol_version}, this router {PROTOCOL_VERSION}"
+        )
+    if not 0 < message.roles <= COLOCATED.value:
+        raise WireError(f"roles={message.roles} are no roles")
+    limits = message.limits
+    return WorkerInfo(
+        message.epoch,
+        Role(message.roles),
+        ModelLimits(
+            limits.fingerprint,
+            limits.vocab_size,
+            limits.max_model_len,
+            limits.block_size,
+            limits.num_blocks,
+            limits.max_seqs,
+            frozenset(limits.eos_token_ids),
+        ),
+        tuple(message.sources),
+    )
+
+
+# ---- Step ----
+
+
+def encode_delta(delta: TokenDelta) -> wire.Tokens:
+    attempt, choice = delta.id
+    return wire.Tokens(
+        request_id=attempt.request_id,
+        attempt=attempt.attempt,
+        choice=choice,
+        index=delta.index,
+        tokens=delta.tokens,
+        finish=_FINISH[delta.finish],
+        logprobs=[
+            wire.Logprobs(logprob=p.logprob, top_ids=p.top_ids, top_logprobs=p.top_logprobs)
+            for p in delta.logprobs or ()
+        ],
+    )
+
+
+def decode_delta(message: wire.Tokens) -> TokenDelta:
+    """Raises WireError when the log-probabilities do not match the tokens."""
+    logprobs = None
+    if message.logprobs:
+        if len(message.logprobs) != len(message.tokens):
+            raise WireError(
+                f"{len(message.logprobs)} log-probabilities for {len(message.tokens)} tokens"
+            )
+        logprobs = tuple(
+            TokenLogprobs(p.logprob, tuple(p.top_ids), tuple(p.top_logprobs))
+            for p in message.logprobs
+        )
+    return TokenDelta(
+        SequenceId(decode_attempt(message.request_id, message.attempt), message.choice),
+        message.index,
+        tuple(message.tokens),
+        logprobs,
+        _FINISH_BACK.get(message.finish),
+    )
+
+
+def encode_failure(failure: Failure) -> wire.Failed:
+    return wire.Failed(
+        request_id=failure.attempt.request_id,
+        attempt=failure.attempt.attempt,
+        code=_FAILURE[failure.code],
+        message=failure.message,
+    )
+
+
+def encode_rejected(attempt: AttemptId, reason: str) -> wire.Rejected:
+    return wire.Rejected(request_id=attempt.request_id, attempt=attempt.attempt, reason=reason)
+
+
+def encode_load(load: Load, *, draining: bool) -> wire.Load:
+    return wire.Load(
+        waiting=load.waiting,
+        running=load.running,
+        waiting_tokens=load.waiting_tokens,
+        free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks,
+        running_blocks=load.running_blocks,
+        exported_blocks=load.exported_blocks,
+        step_age_s=load.step_age_s,
+        draining=draining,
+    )
+
+
+def decode_step(message: wire.Step) -> StepUpdate:
+    """Raises WireError for a malformed item."""
+    load = None
+    if message.HasField("load"):
+        m = message.load
+        load = Load(
+            m.waiting, m.running, m.waiting_tokens, m.free_blocks, m.cached_blocks,
+            m.running_blocks, m.exported_blocks, m.step_age_s,
+        )  # fmt: skip
+    return StepUpdate(
+        tuple(decode_delta(t) for t in message.tokens),
+        tuple(
+            Failure(
+                decode_attempt(f.request_id, f.attempt),
+                _FAILURE_BACK.get(f.code, FailureCode.INTERNAL),
+                f.message,
+            )
+            for f in message.failed
+        ),
+        tuple(
+            RejectedAttempt(decode_attempt(r.request_id, r.attempt), r.reason)
+            for r in message.rejected
+        ),
+        load,
+        message.load.draining,
+    )

@@ -1,0 +1,66 @@
+"""What a worker has still to tell one router. Never waits; merges what is unsent."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.types import AttemptId, Failure, SequenceId, TokenDelta
+from protos import worker_pb2 as wire
+from protos.codec import encode_delta, encode_failure, encode_rejected
+
+MAX_UNSENT_TOKENS = 1_000_000
+
+
+class OutboxFull(Exception):
+    """The router has stopped reading: its session must end."""
+
+
+class Outbox:
+    """Collects items until the stream takes them as one Step. For one asyncio loop."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[SequenceId, wire.Tokens] = {}
+        self._failed: list[wire.Failed] = []
+        self._rejected: list[wire.Rejected] = []
+        self._unsent = 0
+        self._filled = asyncio.Event()
+
+    def add_delta(self, delta: TokenDelta) -> None:
+        """Raises OutboxFull when MAX_UNSENT_TOKENS would be exceeded."""
+        self._unsent += len(delta.tokens)
+        if self._unsent > MAX_UNSENT_TOKENS:
+            raise OutboxFull(f"{self._unsent} tokens are unsent")
+        message = encode_delta(delta)
+        unsent = self._tokens.get(delta.id)
+        if unsent is None:
+            self._tokens[delta.id] = message
+        else:
+            # Deltas of a sequence come in order and without gaps.
+            unsent.tokens.extend(message.tokens)
+            unsent.logprobs.extend(message.logprobs)
+            unsent.finish = message.finish
+        self._filled.set()
+
+    def add_failure(self, failure: Failure) -> None:
+        self._failed.append(encode_failure(failure))
+        self._filled.set()
+
+    def add_rejected(self, attempt: AttemptId, reason: str) -> None:
+        self._rejected.append(encode_rejected(attempt, reason))
+        self._filled.set()
+
+    async def take(self, wait_s: float) -> wire.Step:
+        """Everything unsent, as soon as there is something, or an empty Step after `wait_s`."""
+        if not self._filled.is_set():
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._filled.wait()
+            except TimeoutError:
+                return wire.Step()
+        step = wire.Step(tokens=self._tokens.values(), failed=self._failed, rejected=self._rejected)
+        self._tokens.clear()
+        self._failed.clear()
+        self._rejected.clear()
+        self._unsent = 0
+        self._filled.clear()
+        return step

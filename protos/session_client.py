@@ -1,0 +1,158 @@
+"""The router's end of the control wire: one session per worker, opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from engine.types import AttemptId, Load
+from protos import worker_pb2 as wire
+from protos.codec import (
+    MESSAGE_LIMITS,
+    PROTOCOL_VERSION,
+    StartOrder,
+    StepUpdate,
+    WireError,
+    WorkerInfo,
+    decode_step,
+    decode_welcome,
+    encode_start,
+)
+from protos.session_server import SERVICE
+
+log = logging.getLogger("hexserve.session")
+
+SILENCE_LIMIT_S = 3.0
+"""A session silent for longer is dead: a worker tells its load every half second."""
+STEP_AGE_LIMIT_S = 300.0
+"""A step that runs for longer is hung."""
+_RETRY_FIRST_S = 0.1
+_RETRY_MOST_S = 2.0
+
+
+class SessionLost(Exception):
+    """The session has broken; `str()` says how."""
+
+
+class SessionListener(Protocol):
+    """Hears of a worker. Called on the loop; must not block."""
+
+    def opened(self, session: WorkerSession) -> None:
+        """The worker is ready; `session.info` tells what it is."""
+
+    def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
+        """News of a step."""
+
+    def lost(self, session: WorkerSession, reason: str) -> None:
+        """Whatever was started here will not be answered any more."""
+
+
+class WorkerSession:
+    """A session with the worker at `address` ("unix:/path" or "host:port").
+
+    `info` is None unless the session is open; `load` is the last one told.
+    """
+
+    def __init__(self, address: str, router_id: str, listener: SessionListener) -> None:
+        self.address = address
+        self.info: WorkerInfo | None = None
+        self.load = Load()
+        self.draining = False
+        self._router_id = router_id
+        self._listener = listener
+        self._outgoing: asyncio.Queue[wire.Down | None] = asyncio.Queue()
+
+    def start(self, order: StartOrder) -> None:
+        """Send an order; it is lost, and `lost` called, if the session breaks."""
+        self._outgoing.put_nowait(wire.Down(start=encode_start(order)))
+
+    def abort(self, attempt: AttemptId) -> None:
+        self._outgoing.put_nowait(
+            wire.Down(abort=wire.Abort(request_id=attempt.request_id, attempt=attempt.attempt))
+        )
+
+    def drain(self) -> None:
+        self._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled."""
+        wait_s = _RETRY_FIRST_S
+        while True:
+            try:
+                await self._one_session()
+            except (grpc.aio.AioRpcError, WireError, SessionLost) as error:
+                if self.info is not None:
+                    wait_s = _RETRY_FIRST_S
+                    self._end(_reason(error))
+                elif isinstance(error, WireError):
+                    log.warning("worker %s: %s", self.address, error)
+            finally:
+                if self.info is not None:
+                    self._end("the router closes the session")
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, _RETRY_MOST_S)
+
+    def _end(self, reason: str) -> None:
+        self.info = None
+        self._listener.lost(self, reason)
+
+    async def _one_session(self) -> None:
+        # A channel of its own per session: gRPC's reconnect backoff must not delay ours.
+        options = (*MESSAGE_LIMITS, ("grpc.use_local_subchannel_pool", 1))
+        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+            open_stream = channel.stream_stream(
+                f"/{SERVICE}/Session",
+                request_serializer=wire.Down.SerializeToString,
+                response_deserializer=wire.Up.FromString,
+            )
+            self._outgoing = asyncio.Queue()
+            hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)
+            self._outgoing.put_nowait(wire.Down(hello=hello))
+            stream = open_stream(self._requests(self._outgoing))
+            try:
+                await self._listen(stream)
+            finally:
+                self._outgoing.put_nowait(None)
+                stream.cancel()
+
+    @staticmethod
+    async def _requests(queue: asyncio.Queue[wire.Down | None]) -> AsyncIterator[wire.Down]:
+        while (message := await queue.get()) is not None:
+            yield message
+
+    async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    up = await stream.read()
+            except TimeoutError:
+                raise SessionLost(f"silent for {SILENCE_LIMIT_S:.0f} s") from None
+            if up is grpc.aio.EOF:
+                raise SessionLost("closed by the worker")
+            match up.WhichOneof("message"):
+                case "welcome":
+                    self.info = decode_welcome(up.welcome)
+                    self._listener.opened(self)
+                case "step" if self.info is not None:
+                    self._take_step(decode_step(up.step))
+                case "cache_snapshot" if self.info is not None:
+                    pass  # routing by cached prefixes is not there yet
+                case other:
+                    raise WireError(f"a message {other!r} at this point")
+
+    def _take_step(self, update: StepUpdate) -> None:
+        if update.load is not None:
+            self.load, self.draining = update.load, update.draining
+            if update.load.step_age_s > STEP_AGE_LIMIT_S:
+                raise SessionLost(f"a step has been running for {update.load.step_age_s:.0f} s")
+        self._listener.stepped(self, update)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return str(error)

@@ -1,0 +1,206 @@
+"""The worker's end of the control wire.
+
+States of a session: connected → (Hello) → greeted → open until the stream breaks, the
+router closes it, sends nonsense, or stops reading. However it ends, every attempt that its
+router started here is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import grpc
+
+from engine.types import AttemptId, Failure, FailureCode, Load, TokenDelta
+from protos import worker_pb2 as wire
+from protos.codec import (
+    PROTOCOL_VERSION,
+    StartOrder,
+    WireError,
+    WorkerInfo,
+    decode_attempt,
+    decode_start,
+    encode_load,
+    encode_welcome,
+)
+from protos.outbox import Outbox, OutboxFull
+
+log = logging.getLogger("hexserve.session")
+
+LOAD_INTERVAL_S = 0.5
+SERVICE = "hexserve.v1.Worker"
+
+
+class WorkerService(Protocol):
+    """What a worker does with a router's orders. Called on the loop; must not block."""
+
+    def start(self, order: StartOrder) -> None:
+        """Take an attempt in. What comes of it is told through the SessionServer."""
+
+    def abort(self, attempt: AttemptId) -> None:
+        """Forget an attempt; unknown and repeated ones are ignored."""
+
+    def load(self) -> Load:
+        """The load now."""
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        self.attempts: set[AttemptId] = set()
+        self.broken = asyncio.Event()
+
+
+class SessionServer:
+    """Serves Worker.Session to any number of routers. Lives on one asyncio loop."""
+
+    def __init__(self, info: WorkerInfo, service: WorkerService) -> None:
+        self._info = info
+        self._service = service
+        self._owners: dict[AttemptId, _Session] = {}
+        self._draining = False
+        self._sessions: set[_Session] = set()
+
+    # ---- the worker's side ----
+
+    def tokens(self, delta: TokenDelta) -> None:
+        """Send new tokens to the router that owns the sequence; dropped if there is none."""
+        session = self._owners.get(delta.id.attempt)
+        if session is not None:
+            self._put(session, lambda: session.outbox.add_delta(delta))
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt has ended without its tokens."""
+        session = self.forget(failure.attempt)
+        if session is not None:
+            session.outbox.add_failure(failure)
+
+    def rejected(self, attempt: AttemptId, reason: str) -> None:
+        """The attempt was not taken."""
+        session = self.forget(attempt)
+        if session is not None:
+            session.outbox.add_rejected(attempt, reason)
+
+    def forget(self, attempt: AttemptId) -> _Session | None:
+        """Nothing more will be told of `attempt`; idempotent."""
+        session = self._owners.pop(attempt, None)
+        if session is not None:
+            session.attempts.discard(attempt)
+        return session
+
+    def drain(self) -> None:
+        """Take no new work from now on."""
+        self._draining = True
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that routers wait for."""
+        return len(self._owners)
+
+    def _put(self, session: _Session, add: Callable[[], None]) -> None:
+        try:
+            add()
+        except OutboxFull as error:
+            log.warning("closing the session of a router that does not read: %s", error)
+            session.broken.set()
+
+    # ---- the stream ----
+
+    async def _serve(
+        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+    ) -> None:
+        session = _Session()
+        self._sessions.add(session)
+        try:
+            await self._greet(requests, context)
+            reader = asyncio.create_task(self._read(requests, session))
+            writer = asyncio.create_task(self._write(context, session))
+            broken = asyncio.create_task(session.broken.wait())
+            tasks = (reader, writer, broken)
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        except WireError as error:
+            log.warning("closing a session: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._sessions.discard(session)
+            for attempt in list(session.attempts):
+                self.forget(attempt)
+                self._service.abort(attempt)
+
+    async def _greet(
+        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+    ) -> None:
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("message") != "hello":
+            raise WireError("the first message is not Hello")
+        if first.hello.protocol_version != PROTOCOL_VERSION:
+            raise WireError(
+                f"the router speaks protocol {first.hello.protocol_version}, this worker "
+                f"{PROTOCOL_VERSION}"
+            )
+        await context.write(wire.Up(welcome=encode_welcome(self._info)))
+        # The snapshot of cached hashes: this worker caches none, so one empty last piece.
+        await context.write(wire.Up(cache_snapshot=wire.CacheSnapshot(last=True)))
+
+    async def _read(self, requests: AsyncIterator[wire.Down], session: _Session) -> None:
+        async for down in requests:
+            match down.WhichOneof("message"):
+                case "start":
+                    self._start(down.start, session)
+                case "abort":
+                    attempt = decode_attempt(down.abort.request_id, down.abort.attempt)
+                    if self._owners.get(attempt) is session:
+                        self.forget(attempt)
+                        self._service.abort(attempt)
+                case "drain":
+                    self.drain()
+                case other:
+                    raise WireError(f"a message {other!r} at this point")
+
+    def _start(self, message: wire.Start, session: _Session) -> None:
+        order = decode_start(message)
+        if order.attempt in self._owners:
+            return  # repeated
+        self._owners[order.attempt] = session
+        session.attempts.add(order.attempt)
+        if self._draining:
+            self.rejected(order.attempt, "the worker is draining")
+        elif order.roles & ~self._info.roles:
+            message_ = f"this worker is {self._info.roles}, not {order.roles}"
+            self.failed(Failure(order.attempt, FailureCode.INVALID, message_))
+        elif len(order.sequences) > 1:
+            self.failed(
+                Failure(order.attempt, FailureCode.INVALID, "more than one choice is not supported")
+            )
+        else:
+            self._service.start(order)
+
+    async def _write(self, context: grpc.aio.ServicerContext, session: _Session) -> None:
+        while True:
+            step = await session.outbox.take(LOAD_INTERVAL_S)
+            step.load.CopyFrom(encode_load(self._service.load(), draining=self._draining))
+            await context.write(wire.Up(step=step))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To be added to a grpc.aio server."""
+        serve: Any = self._serve
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Session": grpc.stream_stream_rpc_method_handler(
+                    serve,
+                    request_deserializer=wire.Down.FromString,
+                    response_serializer=wire.Up.SerializeToString,
+                )
+            },
+        )

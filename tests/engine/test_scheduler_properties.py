@@ -1,0 +1,304 @@
+"""Any order of commands and steps keeps the books right and the answers exact."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from engine.events import (
+    Abort,
+    Add,
+    Admitted,
+    BeginDecode,
+    Computed,
+    Event,
+    KVRead,
+    KVWritten,
+    Prefilled,
+    ReadKV,
+    Rejected,
+    ReleaseExport,
+    WriteKV,
+)
+from engine.plan import RunBatch
+from engine.programs import Extent, Paddings, program_shapes, smallest
+from engine.types import (
+    COLOCATED,
+    Failure,
+    FailureCode,
+    Role,
+    SequenceRequest,
+    TokenDelta,
+)
+from tests.engine.helpers import LIMITS, VOCAB, answer, kv_of, make_engine, request
+
+BLOCKS, BLOCK_SIZE = 12, 4
+SHAPES = program_shapes(
+    COLOCATED,
+    Extent(
+        max_prefill_tokens=LIMITS["max_batch_tokens"],
+        max_prefill_seqs=LIMITS["max_prefill_seqs"],
+        max_decode_seqs=LIMITS["max_seqs"],
+        max_blocks=LIMITS["max_model_len"] // BLOCK_SIZE,
+    ),
+    Paddings(prefill_len=16, prefill_seqs=1, decode_seqs=1, decode_blocks=4),
+)
+MOST_STEPS_TO_ANSWER = 20
+
+tokens = st.integers(0, VOCAB - 1)
+pick = st.integers(0, 10_000)  # an index into whatever there is by then
+
+
+@dataclass
+class Served:
+    """What the machine knows of one sequence."""
+
+    request: SequenceRequest
+    output: list[int]
+    admitted: bool = False
+    computed: int = 0
+    written: int = 0
+    begun: bool = False
+    ended: bool = False
+
+
+@dataclass
+class Read:
+    served: Served
+    start: int
+    stop: int
+    may_fail: bool
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = make_engine(BLOCKS, BLOCK_SIZE, max_waiting=5)
+        self.numbers = itertools.count()
+        self.served: dict[str, Served] = {}
+        self.reads: dict[int, Read] = {}
+        self.writes: dict[int, tuple[Served, int, np.ndarray, bool]] = {}
+        scheduler = self.engine._scheduler
+        schedule = scheduler.schedule
+
+        def schedule_what_fits_a_program() -> object:
+            plan = schedule()
+            for entry in plan.entries:
+                if isinstance(entry, RunBatch):
+                    lengths = [len(row.tokens) for row in entry.rows]
+                    blocks = max(len(row.blocks) for row in entry.rows)
+                    assert sorted(length > 1 for length in lengths) == [n > 1 for n in lengths]
+                    smallest(SHAPES, sum(lengths), len(lengths), blocks)
+            return plan
+
+        scheduler.schedule = schedule_what_fits_a_program  # type: ignore[method-assign]
+
+    def choose(self, index: int, roles: Role | None = None) -> Served | None:
+        fitting = [s for s in self.served.values() if roles in (None, s.request.roles)]
+        return fitting[index % len(fitting)] if fitting else None
+
+    # ---- commands ----
+
+    @rule(
+        roles=st.sampled_from([COLOCATED, Role.PREFILL, Role.DECODE]),
+        prompt=st.lists(tokens, min_size=1, max_size=30),
+        produced=st.integers(0, 3),
+        max_tokens=st.integers(1, 12),
+        stops=st.frozensets(tokens, max_size=12),
+    )
+    def add(
+        self,
+        roles: Role,
+        prompt: list[int],
+        produced: int,
+        max_tokens: int,
+        stops: frozenset[int],
+    ) -> None:
+        number = next(self.numbers)
+        name, transfer = f"r{number}", b"" if roles is COLOCATED else b"t%d" % number
+        arguments = {"max_tokens": max_tokens, "stop_token_ids": stops}
+        whole, _ = answer(request(name, tuple(prompt), **arguments))
+        resumed = whole[: min(produced, len(whole) - 1)]
+        asked = request(name, tuple(prompt), roles, transfer, resumed, **arguments)
+        self.served[name] = Served(asked, list(resumed))
+        self.engine.submit(Add(asked))
+
+    @rule(index=pick)
+    def add_again(self, index: int) -> None:
+        served = self.choose(index)
+        if served is not None and not served.ended:
+            self.engine.submit(Add(served.request))
+
+    @rule(index=pick)
+    def add_for_a_transfer_in_use(self, index: int) -> None:
+        served = self.choose(index, Role.PREFILL)
+        if served is None or served.ended or not served.admitted:
+            return
+        name = f"r{next(self.numbers)}"
+        asked = request(name, (1,), Role.PREFILL, served.request.transfer_id)
+        self.served[name] = Served(asked, [])
+        self.engine.submit(Add(asked))
+
+    @rule(index=pick)
+    def abort(self, index: int) -> None:
+        served = self.choose(index)
+        if served is not None:
+            served.ended = True
+            self.engine.submit(Abort(served.request.id.attempt))
+
+    @rule(index=pick, start=st.integers(-1, 40), count=st.integers(0, 40))
+    def read(self, index: int, start: int, count: int) -> None:
+        served = self.choose(index, Role.PREFILL)
+        if served is None:
+            return
+        start = min(start, max(served.computed - 1, 0))
+        number = next(self.numbers)
+        bad = not 0 <= start < start + count <= served.computed
+        self.reads[number] = Read(served, start, start + count, bad)
+        self.engine.submit(ReadKV(number, served.request.transfer_id, start, start + count))
+
+    @rule(index=pick)
+    def release(self, index: int) -> None:
+        served = self.choose(index, Role.PREFILL)
+        if served is not None and served.admitted:
+            # Released before its end, a prefill ends in silence.
+            served.ended = True
+            self.engine.submit(ReleaseExport(served.request.transfer_id))
+
+    @rule(index=pick, count=st.integers(1, 12), repeat=st.booleans())
+    def write(self, index: int, count: int, repeat: bool) -> None:
+        """The next piece of an import; or the last one again, or to one that is over."""
+        served = self.choose(index, Role.DECODE)
+        if served is None:
+            return
+        known = served.request.known_tokens
+        start = max(served.written - count, 0) if repeat else served.written
+        piece = known[start : start + count] or (1,)  # or one past the end
+        good = served.admitted and not served.begun and start < len(known)
+        arrays = kv_of(piece)
+        number = next(self.numbers)
+        self.writes[number] = (served, start + len(piece), arrays[0], good)
+        self.engine.submit(WriteKV(number, served.request.id, start, arrays))
+        if good and not served.ended:
+            served.written = max(served.written, start + len(piece))
+
+    @rule(index=pick)
+    def begin(self, index: int) -> None:
+        """Begin when all has been written; or once more, which is ignored."""
+        served = self.choose(index, Role.DECODE)
+        if served is None:
+            return
+        asked = served.request
+        pending = any(each[0] is served for each in self.writes.values())
+        if served.written < len(asked.known_tokens) or pending:
+            return
+        whole, _ = answer(asked)
+        if not served.begun and not served.ended:
+            served.begun = True
+            served.output.append(whole[len(asked.output)])
+        self.engine.submit(BeginDecode(asked.id, whole[len(asked.output)]))
+
+    # ---- steps ----
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.one_step()
+
+    @precondition(lambda self: self.reads or self.writes)
+    @rule()
+    def answers_come_soon(self) -> None:
+        for _ in range(MOST_STEPS_TO_ANSWER):
+            self.one_step()
+        assert not self.reads
+        assert not self.writes
+
+    def one_step(self) -> None:
+        result = self.engine.step()
+        self.engine.check_invariants()
+        for event in result.events:
+            self.take(event)
+        load = result.load
+        assert load.free_blocks + load.running_blocks + load.exported_blocks == BLOCKS
+        assert load.cached_blocks == 0
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Admitted(id):
+                served = self.served[id.attempt.request_id]
+                assert event.tokens == len(served.request.known_tokens)
+                served.admitted = True
+            case Computed(transfer_id, count):
+                served = self.exporter(transfer_id)
+                assert served.computed < count <= len(served.request.known_tokens)
+                served.computed = count
+            case TokenDelta():
+                self.take_delta(event)
+            case Prefilled(transfer_id, first):
+                served = self.exporter(transfer_id)
+                assert first.tokens == (served.output[-1],)
+            case KVRead(read_id, arrays):
+                read = self.reads.pop(read_id)
+                if arrays is None:
+                    assert read.may_fail or read.served.ended
+                else:
+                    known = read.served.request.known_tokens
+                    assert arrays[0].ravel().tolist() == list(known[read.start : read.stop])
+            case KVWritten(import_id, ok):
+                served, _, array, good = self.writes.pop(import_id)
+                assert ok or served.ended or not good
+                assert good or not ok
+                array[:] = -1  # the engine may not look at it any more
+            case Failure(attempt, code):
+                self.take_failure(self.served[attempt.request_id], code)
+            case Rejected(attempt):
+                served = self.served[attempt.request_id]
+                assert not served.admitted
+                served.ended = True
+
+    def exporter(self, transfer_id: bytes) -> Served:
+        (served,) = (
+            s
+            for s in self.served.values()
+            if s.request.transfer_id == transfer_id and s.admitted
+        )
+        return served
+
+    def take_delta(self, delta: TokenDelta) -> None:
+        served = self.served[delta.id.attempt.request_id]
+        assert delta.index == len(served.output)
+        served.output += delta.tokens
+        whole, reason = answer(served.request)
+        assert tuple(served.output) == whole[: len(served.output)]
+        over = len(served.output) == len(whole)
+        assert delta.finish == (reason if over else None)
+        served.ended |= over
+
+    def take_failure(self, served: Served, code: FailureCode) -> None:
+        if served.begun:  # its first token was its last
+            assert code is FailureCode.TRANSFER
+            assert tuple(served.output) == answer(served.request)[0]
+        else:  # only a second user of a transfer_id, or too many blocks
+            assert code is FailureCode.INVALID
+            assert not served.admitted
+            assert served.request.prompt == (1,)
+        served.ended = True
+
+    def teardown(self) -> None:
+        for served in self.served.values():
+            self.engine.submit(Abort(served.request.id.attempt))
+        self.one_step()
+        assert not self.reads
+        assert not self.writes
+        load = self.engine.load()
+        assert (load.free_blocks, load.running, load.waiting) == (BLOCKS, 0, 0)
+        assert not self.engine._scheduler.has_work
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
