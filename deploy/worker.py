@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from checkpoint.source import resolve
 from decode_worker.service import DecodeService
 from deploy.addresses import WorkerAddress, parse_address
 from deploy.engine_thread import EngineThread
+from deploy.signals import run_until_signalled, unless_stopped
 from engine.build import BuiltEngine, build_engine
 from engine.events import Rejected, StepResult
 from engine.models.traits import UnsupportedModel
@@ -36,7 +36,6 @@ log = logging.getLogger("hexserve.worker")
 
 READY = "ready"
 """The word in the log line that says a worker serves."""
-GRACE_S = 2.0
 
 
 class WorkerHost:
@@ -158,8 +157,7 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
     """Load, warm up, serve until `stop`, and leave nothing behind."""
     began = time.monotonic()
     address = parse_address(config.address, config.advertise)
-    loading = asyncio.to_thread(_load, config, roles)
-    built = await _unless_stopped(loading, stop)
+    built = await unless_stopped(asyncio.to_thread(_load, config, roles), stop)
     if built is None:
         return
     host = WorkerHost(built, roles, address)
@@ -195,16 +193,6 @@ def _set_up_jax(compile_cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-async def _unless_stopped(
-    work: asyncio.Future[BuiltEngine] | object, stop: asyncio.Event
-) -> BuiltEngine | None:
-    task: asyncio.Task[BuiltEngine] = asyncio.ensure_future(work)  # type: ignore[arg-type]
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    return task.result() if task.done() else None
-
-
 def _role_name(roles: Role) -> str:
     if roles == Role.PREFILL:
         return "prefill"
@@ -218,7 +206,7 @@ def worker_main(config: WorkerConfig, roles: Role) -> int:
         os.sched_setaffinity(0, config.cpus)
     code = 0
     try:
-        asyncio.run(_with_signals(config, roles))
+        run_until_signalled(lambda stop: _main(config, roles, stop))
     except (ConfigError, CheckpointError, UnsupportedModel) as error:
         log.error("%s", error)
         code = 2
@@ -230,13 +218,9 @@ def worker_main(config: WorkerConfig, roles: Role) -> int:
     os._exit(code)
 
 
-async def _with_signals(config: WorkerConfig, roles: Role) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+async def _main(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> None:
     if config.exit_with_stdin:
-        _stop_with_stdin(loop, stop)
+        _stop_with_stdin(asyncio.get_running_loop(), stop)
     await run_worker(config, roles, stop)
 
 

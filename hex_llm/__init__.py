@@ -1,0 +1,1 @@
+"""The name under which users of the Hex-LLM container start their server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,12 @@ class ChatRequest:
 
 
 def read_chat(
-    fields: Fields, *, model: str, limits: ModelLimits, defaults: Mapping[str, float]
+    fields: Fields,
+    *,
+    model: str,
+    limits: ModelLimits,
+    defaults: Mapping[str, float],
+    seeds: random.Random,
 ) -> ChatRequest:
     """Read and check a chat request.
 
@@ -40,6 +46,7 @@ def read_chat(
         model=model,
         limits=limits,
         defaults=defaults,
+        seeds=seeds,
         max_tokens=older if newer is None else newer,
         max_tokens_param=fields.param(name),
         default_max_tokens=None,

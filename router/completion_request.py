@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,12 @@ class CompletionRequest:
 
 
 def read_completion(
-    fields: Fields, *, model: str, limits: ModelLimits, defaults: Mapping[str, float]
+    fields: Fields,
+    *,
+    model: str,
+    limits: ModelLimits,
+    defaults: Mapping[str, float],
+    seeds: random.Random,
 ) -> CompletionRequest:
     """Read and check a completion request.
 
@@ -43,6 +49,7 @@ def read_completion(
         model=model,
         limits=limits,
         defaults=defaults,
+        seeds=seeds,
         max_tokens=fields.optional_integer("max_tokens", low=1),
         max_tokens_param=fields.param("max_tokens"),
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,

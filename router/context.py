@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class GatewayContext:
             names none.
         generation_defaults: temperature, top_p, top_k, min_p and repetition_penalty for
             requests without them, from the model's generation_config.json.
+        seeds: draws a seed for each request without one.
         predict_route, health_route: serve `/generate` and `/ping` there as well.
         max_body_bytes: larger request bodies are refused with 413.
     """
@@ -37,6 +39,7 @@ class GatewayContext:
     served_model_names: tuple[str, ...]
     metrics: RouterMetrics
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    seeds: random.Random = field(default_factory=random.SystemRandom)
     predict_route: str = "/generate"
     health_route: str = "/ping"
     max_body_bytes: int = 10 * 1024 * 1024

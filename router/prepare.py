@@ -43,7 +43,11 @@ async def prepare_completion(
     limits = context.ready_limits()
     model = context.resolve_model(fields.raw("model"))
     request = read_completion(
-        fields, model=model, limits=limits, defaults=context.generation_defaults
+        fields,
+        model=model,
+        limits=limits,
+        defaults=context.generation_defaults,
+        seeds=context.seeds,
     )
     prompt = await completion_tokens(context, request)
     sampling = request.options.fit(
@@ -66,7 +70,13 @@ async def prepare_chat(
     """
     limits = context.ready_limits()
     model = context.resolve_model(fields.raw("model"))
-    request = read_chat(fields, model=model, limits=limits, defaults=context.generation_defaults)
+    request = read_chat(
+        fields,
+        model=model,
+        limits=limits,
+        defaults=context.generation_defaults,
+        seeds=context.seeds,
+    )
     prompt = await chat_tokens(context, request)
     sampling = request.options.fit(
         len(prompt), limits.max_model_len, prompt_param=fields.param("messages")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -90,6 +90,7 @@ def read_options(
     model: str,
     limits: ModelLimits,
     defaults: Mapping[str, float],
+    seeds: random.Random,
     max_tokens: int | None,
     max_tokens_param: str,
     default_max_tokens: int | None,
@@ -102,6 +103,7 @@ def read_options(
         model: the served model's name for the answer.
         limits: the served model's.
         defaults: what the model's generation_config.json says, for absent fields.
+        seeds: draws a seed for a request without one.
         max_tokens, max_tokens_param, default_max_tokens, top_logprobs: see RequestOptions and
             SamplingParams; read by the caller, as the fields' names differ.
 
@@ -116,7 +118,7 @@ def read_options(
     include_usage, continuous_usage = _stream_options(fields, stream)
     return RequestOptions(
         model=model,
-        sampling=_sampling(fields, limits, defaults, stop_ids, top_logprobs),
+        sampling=_sampling(fields, limits, defaults, seeds, stop_ids, top_logprobs),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         default_max_tokens=default_max_tokens,
@@ -133,6 +135,7 @@ def _sampling(
     fields: Fields,
     limits: ModelLimits,
     defaults: Mapping[str, float],
+    seeds: random.Random,
     stop_token_ids: frozenset[int],
     top_logprobs: int | None,
 ) -> SamplingParams:
@@ -152,7 +155,7 @@ def _sampling(
         repetition_penalty=fields.number(
             "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0.01, high=100
         ),
-        seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+        seed=seeds.getrandbits(64) if seed is None else seed & _SEED_MASK,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,
     )

@@ -1,0 +1,85 @@
+"""The command `hexserve`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from settings.command_line import serve_config
+from settings.environment import read_environment
+from settings.errors import ConfigError
+
+_T = TypeVar("_T")
+
+USAGE = """\
+usage: hexserve COMMAND [FLAGS]
+
+  serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
+  demo    serve the demo model and ask it   hexserve demo [--once]
+
+`hexserve serve --help` lists the flags; demo takes them as well.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; exits with 0, 1 (a failure) or 2 (a fault of the command line)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    command = arguments[0] if arguments else ""
+    if command == "serve":
+        serve_main(arguments[1:])
+    elif command == "demo":
+        _demo_main(arguments[1:])
+    elif command in ("-h", "--help", "help"):
+        print(USAGE)
+    else:
+        print(USAGE, file=sys.stderr)
+        sys.exit(f"hexserve: no such command: {command!r}" if command else 2)
+
+
+def serve_main(arguments: Sequence[str], *, as_hex_llm: bool = False) -> None:
+    """`hexserve serve`, and `python -m hex_llm.server.api_server`."""
+    config, worker_flags = _configured(
+        lambda: serve_config(arguments, read_environment(), as_hex_llm=as_hex_llm)
+    )
+    from deploy.local import serve
+
+    _run(lambda stop: serve(config, worker_flags, stop), config.log_level)
+
+
+def _demo_main(arguments: list[str]) -> None:
+    once = "--once" in arguments
+    flags = ["--model=demo", "--disagg_topo=1,1", "--port=0"]
+    flags += [argument for argument in arguments if argument != "--once"]
+    config, worker_flags = _configured(lambda: serve_config(flags, read_environment()))
+    from deploy.demo import demo
+
+    _run(lambda stop: demo(config, worker_flags, stop, once=once), config.log_level)
+
+
+def _configured(make: Callable[[], _T]) -> _T:
+    try:
+        return make()
+    except ConfigError as error:
+        _fail(error, 2)
+
+
+def _run(main: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+    from checkpoint.errors import CheckpointError
+    from deploy.processes import WorkerDied
+    from deploy.signals import run_until_signalled
+    from telemetry.logs import set_up_logging
+
+    set_up_logging(log_level)
+    try:
+        run_until_signalled(main)
+    except (ConfigError, CheckpointError) as error:
+        _fail(error, 2)
+    except WorkerDied as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    print(f"hexserve: {error}", file=sys.stderr)
+    sys.exit(code)

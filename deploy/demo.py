@@ -1,0 +1,80 @@
+"""`hexserve demo`: serve the demo model, ask it a question over HTTP, show the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import httpx
+
+from deploy.local import running_deployment, wait_until_ready
+from deploy.signals import unless_stopped
+from settings.config import ServeConfig
+
+QUESTION = "What is the capital of France, and what is it known for?"
+MAX_TOKENS = 120
+
+
+async def demo(
+    config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event, *, once: bool
+) -> None:
+    """Serve, ask, print; then end (`once`) or go on until `stop`.
+
+    Raises:
+        ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+    """
+    async with running_deployment(config, worker_flags) as (router, workers):
+        await unless_stopped(wait_until_ready(router, workers), stop)
+        if stop.is_set():
+            return
+        await _show(router.url)
+        if not once:
+            print(_HINT.format(url=router.url), flush=True)
+            await stop.wait()
+
+
+_HINT = """
+Serving at {url} until Ctrl-C. Try:
+  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages":[{{"role":"user","content":"Tell me a story."}}],"stream":true}}'"""
+
+
+async def _show(url: str) -> None:
+    print(f"\n> {QUESTION}\n", flush=True)
+    began = time.perf_counter()
+    first = last = 0.0
+    events = 0
+    async for text in _stream(url):
+        last = time.perf_counter()
+        first = first or last
+        events += 1
+        print(text, end="", flush=True)
+    print(
+        f"\n\nfirst text after {1000 * (first - began):.0f} ms, "
+        f"then {1000 * (last - first) / max(events - 1, 1):.0f} ms a piece, {events} pieces",
+        flush=True,
+    )
+
+
+async def _stream(url: str) -> AsyncIterator[str]:
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "stream": True,
+    }
+    async with (
+        httpx.AsyncClient(timeout=120, trust_env=False) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
+    ):
+        if answer.status_code != 200:
+            sys.exit(f"hexserve: {answer.status_code}: {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    sys.exit(f"hexserve: {event['error']['message']}")
+                yield event["choices"][0]["delta"].get("content") or ""

@@ -1,0 +1,88 @@
+"""A whole deployment on this machine: a router in this process, workers in theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from checkpoint.source import resolve
+from deploy.processes import LocalWorkers
+from deploy.router import RunningRouter, listen, running_router
+from deploy.signals import unless_stopped
+from settings.config import ServeConfig
+
+log = logging.getLogger("hexserve.launcher")
+
+
+@contextlib.asynccontextmanager
+async def running_deployment(
+    config: ServeConfig, worker_flags: Sequence[str]
+) -> AsyncIterator[tuple[RunningRouter, LocalWorkers]]:
+    """Fetch the model, listen, and start the workers; see `wait_until_ready`.
+
+    Raises:
+        ConfigError, CheckpointError: the port or the model cannot be had.
+    """
+    listener = listen(config.http)
+    try:
+        folder = await asyncio.to_thread(
+            resolve, config.model.model, config.cache, config.model.revision
+        )
+    except BaseException:
+        listener.close()
+        raise
+    topology = config.topology
+    shape = (
+        "one colocated worker"
+        if topology is None
+        else f"{topology.prefill} prefill and {topology.decode} decode workers"
+    )
+    log.info("%s: %s", config.model.model, shape)
+    flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
+    flags += [f"--model={folder.absolute()}", f"--log_level={config.log_level}"]
+    async with (
+        LocalWorkers(topology, flags) as workers,
+        running_router(
+            listener, folder, config.model, config.http, workers.addresses, config.cache
+        ) as router,
+    ):
+        yield router, workers
+
+
+async def wait_until_ready(router: RunningRouter, workers: LocalWorkers) -> None:
+    """Until every worker is ready.
+
+    Raises:
+        WorkerDied: one has ended while starting.
+    """
+    ready = asyncio.create_task(router.pool.wait_until_all_open())
+    died = asyncio.create_task(workers.died.get())
+    try:
+        await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            raise died.result()
+    finally:
+        ready.cancel()
+        died.cancel()
+
+
+async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event) -> None:
+    """Serve until `stop`.
+
+    Raises:
+        ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+    """
+    began = time.monotonic()
+    async with running_deployment(config, worker_flags) as (router, workers):
+        await unless_stopped(wait_until_ready(router, workers), stop)
+        if not stop.is_set():
+            log.info("ready at %s after %.1f s", router.url, time.monotonic() - began)
+            await unless_stopped(_report_deaths(workers), stop)
+
+
+async def _report_deaths(workers: LocalWorkers) -> None:
+    while True:
+        log.error("%s", await workers.died.get())
