@@ -111,7 +111,7 @@ def _model_limits(
 
 
 def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
-    return max(1, CHUNK_BYTES // sum(array.bytes_per_token for array in arrays))
+    return max(2, CHUNK_BYTES // sum(array.bytes_per_token for array in arrays))
 
 
 def _build_fake(

@@ -143,8 +143,8 @@ def _gumbel(own: RowParams, vocab: int) -> Array:
 
 
 def _ordered_bits(values: Array) -> Array:
-    """uint32 that sort as the float32 `values` do."""
-    bits = lax.bitcast_convert_type(values, jnp.uint32)
+    """uint32 that sort as the float32 `values` do; both zeros are equal."""
+    bits = lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
     negative = bits >> 31 == 1
     return jnp.where(negative, ~bits, bits | jnp.uint32(1 << 31))
 

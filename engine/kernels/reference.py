@@ -124,8 +124,14 @@ def write_kv(pool: Array, layer: Array, slots: Array, values: Array) -> Array:
 
     Slots outside the pool are dropped.
     """
-    flat = _by_slot(pool).at[layer, slots].set(to_storage(values, pool.dtype), mode="drop")
-    return flat.reshape(pool.shape)
+    stored = to_storage(values, pool.dtype)
+    if slots.shape[0] == 1:
+        # XLA turns a scatter of one row into something that copies the whole pool, twice a
+        # layer: add a second row that is dropped.
+        outside = jnp.full((1,), jnp.iinfo(slots.dtype).max, slots.dtype)
+        slots = jnp.concatenate([slots, outside])
+        stored = jnp.concatenate([stored, stored])
+    return _by_slot(pool).at[layer, slots].set(stored, mode="drop").reshape(pool.shape)
 
 
 def export_kv(pool: Array, slots: Array) -> Array:

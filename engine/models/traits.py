@@ -108,12 +108,13 @@ def _rope(config: _Config) -> tuple[float, float | Llama3Scaling | None]:
     if kind == "linear":
         return theta, fields.number("factor")
     if kind == "llama3":
-        return theta, Llama3Scaling(
-            fields.number("factor"),
-            fields.number("low_freq_factor"),
-            fields.number("high_freq_factor"),
-            fields.integer("original_max_position_embeddings"),
-        )
+        low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+        if high <= low:
+            raise UnsupportedModel(
+                f"config.json: high_freq_factor={high} is not above low_freq_factor={low}"
+            )
+        original = fields.integer("original_max_position_embeddings")
+        return theta, Llama3Scaling(fields.number("factor"), low, high, original)
     raise UnsupportedModel(
         f"config.json: rope_type={kind!r} is not supported (supported: default, linear, llama3)"
     )
