@@ -47,6 +47,7 @@ class DecodeService:
         self._admissions: dict[SequenceId, asyncio.Future[None]] = {}
         self._write_ids = itertools.count()
         self._writes: dict[int, asyncio.Future[bool]] = {}
+        self._engine_gone = False
 
     def attach(self, sessions: SessionServer) -> None:
         """Say whom to tell of failures; once, before the first order."""
@@ -88,6 +89,12 @@ class DecodeService:
             if sequence.attempt == attempt and not admission.done():
                 admission.set_exception(SequenceGone(message))
 
+    def engine_died(self) -> None:
+        """No write will be answered any more."""
+        self._engine_gone = True
+        for write_id in list(self._writes):
+            self.handle(KVWritten(write_id, ok=False))
+
     # ---- one attempt ----
 
     async def _serve(self, order: StartOrder) -> None:
@@ -97,7 +104,7 @@ class DecodeService:
         except SequenceGone:
             pass  # the engine has told the router why, or was told to abort
         except (KVTransferError, WireError, DecodeError, ValueError) as error:
-            log.warning("transfer for %s failed: %s", order.attempt.request_id, error)
+            log.info("transfer for %s failed: %s", order.attempt.request_id, error)
             self._fail(order.attempt, FailureCode.TRANSFER, str(error))
         except Exception as error:  # a fault here must not cost more than this attempt
             log.exception("import of %s failed", order.attempt.request_id)
@@ -153,15 +160,19 @@ class DecodeService:
         write_id = next(self._write_ids)
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         written.add_done_callback(lambda _: chunk.release())
+        if self._engine_gone:
+            written.set_result(False)
+            return written
         self._writes[write_id] = written
         self._submit(WriteKV(write_id, sequence, chunk.start, tuple(chunk.arrays)))
         return written
 
     async def close(self) -> None:
-        """Cancel every fetch. The engine must still answer until this returns."""
+        """Cancel every fetch. A living engine must answer writes until this returns."""
         tasks = list(self._fetches.values())
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second one would cut short how the first is answered
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._sink.close()
 

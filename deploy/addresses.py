@@ -34,7 +34,7 @@ def parse_address(address: str, advertise: str | None) -> WorkerAddress:
         path = Path(address.removeprefix("unix:"))
         if not path.is_absolute():
             raise ConfigError(f"--address={address}: unix: wants an absolute path")
-        shm_path = path.with_suffix(".kv")
+        shm_path = path.with_name(f"{path.name}.kv")
         if len(os.fsencode(shm_path)) > MAX_SOCKET_PATH:
             raise ConfigError(
                 f"--address={address}: the path has more than {MAX_SOCKET_PATH - 3} bytes"
@@ -53,7 +53,7 @@ def parse_address(address: str, advertise: str | None) -> WorkerAddress:
 
 def _split(address: str, flag: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{flag}={address}: unix:/path or host:port is wanted")
     return host, int(port)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
 from typing import NoReturn, TypeVar
 
 from settings.command_line import serve_config
-from settings.environment import read_environment
+from settings.environment import quiet_grpc, read_environment
 from settings.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -19,7 +20,8 @@ usage: hexserve COMMAND [FLAGS]
   serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
   demo    serve the demo model and ask it   hexserve demo [--once]
 
-`hexserve serve --help` lists the flags; demo takes them as well.
+`hexserve --version` tells the version, `hexserve serve --help` lists the flags;
+demo takes them as well.
 """
 
 
@@ -33,13 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _demo_main(arguments[1:])
     elif command in ("-h", "--help", "help"):
         print(USAGE)
+    elif command == "--version":
+        print(f"hexserve {version('hexserve')}")
     else:
         print(USAGE, file=sys.stderr)
-        sys.exit(f"hexserve: no such command: {command!r}" if command else 2)
+        if command:
+            print(f"hexserve: no such command: {command!r}", file=sys.stderr)
+        sys.exit(2)
 
 
 def serve_main(arguments: Sequence[str], *, as_hex_llm: bool = False) -> None:
     """`hexserve serve`, and `python -m hex_llm.server.api_server`."""
+    quiet_grpc()
     config, worker_flags = _configured(
         lambda: serve_config(arguments, read_environment(), as_hex_llm=as_hex_llm)
     )
@@ -49,6 +56,7 @@ def serve_main(arguments: Sequence[str], *, as_hex_llm: bool = False) -> None:
 
 
 def _demo_main(arguments: list[str]) -> None:
+    quiet_grpc()
     once = "--once" in arguments
     flags = ["--model=demo", "--disagg_topo=1,1", "--port=0"]
     flags += [argument for argument in arguments if argument != "--once"]
@@ -67,8 +75,9 @@ def _configured(make: Callable[[], _T]) -> _T:
 
 def _run(main: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
     from checkpoint.errors import CheckpointError
+    from deploy.demo import DemoFailed
     from deploy.processes import WorkerDied
-    from deploy.signals import run_until_signalled
+    from deploy.signals import Stopped, leave, run_until_signalled
     from telemetry.logs import set_up_logging
 
     set_up_logging(log_level)
@@ -76,8 +85,10 @@ def _run(main: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> No
         run_until_signalled(main)
     except (ConfigError, CheckpointError) as error:
         _fail(error, 2)
-    except WorkerDied as error:
+    except (WorkerDied, DemoFailed) as error:
         _fail(error, 1)
+    except Stopped:
+        leave(0)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

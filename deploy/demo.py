@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
 import httpx
 
-from deploy.local import running_deployment, wait_until_ready
+from deploy.local import report_deaths, running_deployment, wait_until_ready
 from deploy.signals import unless_stopped
 from settings.config import ServeConfig
 
 QUESTION = "What is the capital of France, and what is it known for?"
 MAX_TOKENS = 120
+
+
+class DemoFailed(RuntimeError):
+    """The question was not answered."""
 
 
 async def demo(
@@ -25,15 +28,17 @@ async def demo(
 
     Raises:
         ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+        DemoFailed: the question was not answered.
+        Stopped: `stop` was set before the model was there.
     """
-    async with running_deployment(config, worker_flags) as (router, workers):
+    async with running_deployment(config, worker_flags, stop) as (router, workers):
         await unless_stopped(wait_until_ready(router, workers), stop)
         if stop.is_set():
             return
-        await _show(router.url)
-        if not once:
+        await unless_stopped(_show(router.url), stop)
+        if not once and not stop.is_set():
             print(_HINT.format(url=router.url), flush=True)
-            await stop.wait()
+            await unless_stopped(report_deaths(workers), stop)
 
 
 _HINT = """
@@ -71,10 +76,10 @@ async def _stream(url: str) -> AsyncIterator[str]:
         client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
     ):
         if answer.status_code != 200:
-            sys.exit(f"hexserve: {answer.status_code}: {(await answer.aread()).decode()}")
+            raise DemoFailed(f"{answer.status_code}: {(await answer.aread()).decode()}")
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
                 if "error" in event:
-                    sys.exit(f"hexserve: {event['error']['message']}")
+                    raise DemoFailed(event["error"]["message"])
                 yield event["choices"][0]["delta"].get("content") or ""

@@ -8,9 +8,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from checkpoint.source import resolve
 from deploy.processes import LocalWorkers
-from deploy.router import RunningRouter, listen, running_router
+from deploy.router import RunningRouter, fetch_model, listen, running_router
 from deploy.signals import unless_stopped
 from settings.config import ServeConfig
 
@@ -19,18 +18,17 @@ log = logging.getLogger("hexserve.launcher")
 
 @contextlib.asynccontextmanager
 async def running_deployment(
-    config: ServeConfig, worker_flags: Sequence[str]
+    config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event
 ) -> AsyncIterator[tuple[RunningRouter, LocalWorkers]]:
     """Fetch the model, listen, and start the workers; see `wait_until_ready`.
 
     Raises:
         ConfigError, CheckpointError: the port or the model cannot be had.
+        Stopped: `stop` was set before the model was there.
     """
     listener = listen(config.http)
     try:
-        folder = await asyncio.to_thread(
-            resolve, config.model.model, config.cache, config.model.revision
-        )
+        folders = await fetch_model(config.model, config.cache, stop)
     except BaseException:
         listener.close()
         raise
@@ -42,13 +40,12 @@ async def running_deployment(
     )
     log.info("%s: %s", config.model.model, shape)
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
-    flags += [f"--model={folder.absolute()}", f"--log_level={config.log_level}"]
+    flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
         LocalWorkers(topology, flags) as workers,
-        running_router(
-            listener, folder, config.model, config.http, workers.addresses, config.cache
-        ) as router,
+        running_router(listener, folders, config.model, config.http, workers.addresses) as router,
     ):
+        log.info("listening at %s, not ready yet", router.url)
         yield router, workers
 
 
@@ -74,15 +71,17 @@ async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.
 
     Raises:
         ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+        Stopped: `stop` was set before the model was there.
     """
     began = time.monotonic()
-    async with running_deployment(config, worker_flags) as (router, workers):
+    async with running_deployment(config, worker_flags, stop) as (router, workers):
         await unless_stopped(wait_until_ready(router, workers), stop)
         if not stop.is_set():
             log.info("ready at %s after %.1f s", router.url, time.monotonic() - began)
-            await unless_stopped(_report_deaths(workers), stop)
+            await unless_stopped(report_deaths(workers), stop)
 
 
-async def _report_deaths(workers: LocalWorkers) -> None:
+async def report_deaths(workers: LocalWorkers) -> None:
+    """Log every worker that ends on its own, for ever."""
     while True:
         log.error("%s", await workers.died.get())

@@ -97,6 +97,7 @@ class LocalWorkers:
             arguments.append(f"--cpus={','.join(map(str, worker.cpus))}")
         worker.process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder here that is called like a room of ours must not be imported
             "-m",
             worker.module,
             *arguments,

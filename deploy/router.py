@@ -15,20 +15,31 @@ import uvicorn
 
 from checkpoint.chat_template import ChatTemplate
 from checkpoint.config import read_config
+from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from checkpoint.tokenizer import Tokenizer
+from deploy.signals import (
+    Stopped,
+    in_daemon_thread,
+    leave,
+    run_until_signalled,
+    unless_stopped,
+)
 from router.app import create_app
 from router.context import GatewayContext
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
 from router.workers import WorkerPool
-from settings.config import HttpConfig, ModelConfig
+from settings.config import HttpConfig, ModelConfig, RouterConfig
 from settings.errors import ConfigError
+from telemetry.logs import set_up_logging
 
 log = logging.getLogger("hexserve.router")
 
-GRACE_S = 2
-"""How long streams may go on after the router was told to stop."""
+GRACE_S = 1.5
+"""How long streams may go on after the router was told to stop; then they end with an error."""
+CUT_OFF_S = 2
+"""When connections are cut whose clients do not even read that error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +64,60 @@ def listen(http: HttpConfig) -> socket.socket:
         raise ConfigError(f"--host={http.host} --port={http.port}: {error.strerror}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """Where a model and its tokenizer lie; mostly the same folder."""
+
+    model: Path
+    tokenizer: Path
+
+
+async def fetch_model(model: ModelConfig, cache: Path, stop: asyncio.Event) -> ModelFolders:
+    """Fetch the model and its tokenizer where they are not on this machine.
+
+    Raises:
+        CheckpointError: one of them cannot be had.
+        Stopped: `stop` was set first; the fetch may go on for as long as the process lives.
+    """
+
+    def fetch() -> ModelFolders:
+        folder = resolve(model.model, cache, model.revision).absolute()
+        tokenizer = resolve(model.tokenizer, cache) if model.tokenizer else folder
+        return ModelFolders(folder, tokenizer)
+
+    folders = await unless_stopped(in_daemon_thread(fetch), stop)
+    if folders is None:
+        raise Stopped
+    return folders
+
+
 @contextlib.asynccontextmanager
 async def running_router(
     listener: socket.socket,
-    folder: Path,
+    folders: ModelFolders,
     model: ModelConfig,
     http: HttpConfig,
     workers: Sequence[str],
-    cache: Path,
 ) -> AsyncIterator[RunningRouter]:
-    """Serve HTTP at `listener` for the model in `folder`, by way of `workers`.
+    """Serve HTTP at `listener` for the model in `folders`, by way of `workers`.
 
     Answers 503 until workers of each role are ready. Streams that run when the block is left
     have GRACE_S to end.
+
+    Raises:
+        CheckpointError: configuration, tokenizer or chat template cannot be read.
     """
     name = model.served_model_name or model.model
     metrics = RouterMetrics(name)
     pool = WorkerPool(workers, lambda pool: _tell_load(pool, metrics))
     dispatcher = Dispatcher(pool, model.seed)
-    tokenizer_folder = resolve(model.tokenizer, cache) if model.tokenizer else folder
     context = GatewayContext(
         generator=dispatcher,
-        tokenizer=Tokenizer.load(tokenizer_folder),
-        chat_template=ChatTemplate.load(tokenizer_folder),
+        tokenizer=Tokenizer.load(folders.tokenizer),
+        chat_template=ChatTemplate.load(folders.tokenizer),
         served_model_names=(name,),
         metrics=metrics,
-        generation_defaults=read_config(folder).generation_defaults,
+        generation_defaults=read_config(folders.model).generation_defaults,
         seeds=random.Random(model.seed),
         predict_route=http.predict_route,
         health_route=http.health_route,
@@ -89,7 +128,7 @@ async def running_router(
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=CUT_OFF_S,
             server_header=False,
         )
     )
@@ -102,8 +141,9 @@ async def running_router(
     finally:
         dispatcher.drain()
         server.should_exit = True
-        await serving
+        await asyncio.wait((serving,), timeout=GRACE_S)
         await pool.close()
+        await serving
 
 
 class _Server(uvicorn.Server):
@@ -116,3 +156,26 @@ class _Server(uvicorn.Server):
 def _tell_load(pool: WorkerPool, metrics: RouterMetrics) -> None:
     running, waiting, usage = pool.total_load()
     metrics.set_load(running=running, waiting=waiting, kv_cache_usage=usage)
+
+
+def router_main(config: RouterConfig) -> int:
+    """A router process from its configuration to its exit code."""
+    set_up_logging(config.log_level)
+    try:
+        run_until_signalled(lambda stop: _serve(config, stop))
+    except (ConfigError, CheckpointError) as error:
+        log.error("%s", error)
+        return 2
+    except Stopped:
+        leave(0)
+    return 0
+
+
+async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
+    listener = listen(config.http)
+    folders = await fetch_model(config.model, config.cache, stop)
+    async with running_router(
+        listener, folders, config.model, config.http, config.workers
+    ) as router:
+        log.info("listening at %s, %d workers are listed", router.url, len(config.workers))
+        await stop.wait()

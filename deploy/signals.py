@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import uvloop
 
 _T = TypeVar("_T")
+
+
+class Stopped(Exception):
+    """A signal has come before what was to be done was done."""
 
 
 def run_until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
@@ -35,3 +43,36 @@ async def unless_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> 
     finally:
         task.cancel()
         stopped.cancel()
+
+
+async def in_daemon_thread(function: Callable[..., _T], *args: Any) -> _T:
+    """Like asyncio.to_thread, but neither the loop's end nor the process's waits for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast("_T", result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*args)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, without waiting for threads of libraries that may still run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

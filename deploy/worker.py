@@ -104,6 +104,8 @@ class WorkerHost:
         self._decode.failed(attempt, message)
 
     def _engine_died(self, error: BaseException) -> None:
+        self._prefill.engine_died()
+        self._decode.engine_died()
         if not self._died.done():
             self._died.set_result(error)
 

@@ -10,7 +10,7 @@ from engine.types import Role
 MAX_PROGRAMS = 32
 TOKEN_GROWTH = 2
 SEQ_GROWTH = 2
-BLOCK_GROWTH = 8  # kernels skip the padding of a block table, so coarse steps cost little
+BLOCK_GROWTH = 32  # kernels skip the padding of a block table, so coarse steps cost little
 
 
 class TooManyPrograms(ValueError):

@@ -56,6 +56,7 @@ class PrefillService:
         self._attempts: dict[bytes, AttemptId] = {}
         self._read_ids = itertools.count()
         self._reads: dict[int, asyncio.Future[Sequence[np.ndarray]]] = {}
+        self._engine_gone = False
         self.source = KVSource(layout, self._read, self._released, chunk_tokens=chunk_tokens)
 
     def attach(self, sessions: SessionServer) -> None:
@@ -107,9 +108,17 @@ class PrefillService:
         """The engine does not compute this attempt: its reader must not wait for it."""
         self._withdraw(attempt, message)
 
+    def engine_died(self) -> None:
+        """No read will be answered any more."""
+        self._engine_gone = True
+        for read_id in list(self._reads):
+            self._answer_read(read_id, None)
+
     # ---- the KV source's side ----
 
     async def _read(self, transfer_id: bytes, start: int, stop: int) -> Sequence[np.ndarray]:
+        if self._engine_gone:
+            raise TransferGone("the engine has failed")
         read_id = next(self._read_ids)
         future = asyncio.get_running_loop().create_future()
         self._reads[read_id] = future
@@ -136,10 +145,11 @@ class PrefillService:
         if cause is ReleaseCause.DONE:
             self._sessions.forget(attempt)
         else:
-            log.warning("transfer of %s ended: %s", attempt.request_id, cause.value)
+            self._submit(Abort(attempt))  # it may still wait in the queue, exporting nothing
+            log.info("transfer of %s ended: %s", attempt.request_id, cause.value)
             message = f"the KV transfer ended: {cause.value}"
             self._sessions.failed(Failure(attempt, FailureCode.TRANSFER, message))
 
     async def close(self) -> None:
-        """Withdraw every offer. The engine must still answer reads until this returns."""
+        """Withdraw every offer. A living engine must answer reads until this returns."""
         await self.source.close()

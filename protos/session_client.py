@@ -134,8 +134,11 @@ class WorkerSession:
             if up is grpc.aio.EOF:
                 raise SessionLost("closed by the worker")
             match up.WhichOneof("message"):
-                case "welcome":
+                case "welcome" if self.info is None:
                     self.info = decode_welcome(up.welcome)
+                    # Empty until it says otherwise: it must not look full.
+                    self.load = Load(free_blocks=self.info.limits.num_blocks)
+                    self.draining = False
                     self._listener.opened(self)
                 case "step" if self.info is not None:
                     self._take_step(decode_step(up.step))

@@ -168,9 +168,17 @@ class SessionServer:
                     raise WireError(f"a message {other!r} at this point")
 
     def _start(self, message: wire.Start, session: _Session) -> None:
-        order = decode_start(message)
-        if order.attempt in self._owners:
+        attempt = decode_attempt(message.request_id, message.attempt)
+        owner = self._owners.get(attempt)
+        if owner is session:
             return  # repeated
+        try:
+            if owner is not None:
+                raise WireError("another router has an attempt of that name here")
+            order = decode_start(message)
+        except WireError as error:  # costs this attempt, not the others of the session
+            session.outbox.add_failure(Failure(attempt, FailureCode.INVALID, str(error)))
+            return
         self._owners[order.attempt] = session
         session.attempts.add(order.attempt)
         if self._draining:
@@ -186,8 +194,10 @@ class SessionServer:
             self._service.start(order)
 
     async def _write(self, context: grpc.aio.ServicerContext, session: _Session) -> None:
+        wait_s = 0.0  # a router must not weigh a worker by no load at all
         while True:
-            step = await session.outbox.take(LOAD_INTERVAL_S)
+            step = await session.outbox.take(wait_s)
+            wait_s = LOAD_INTERVAL_S
             step.load.CopyFrom(encode_load(self._service.load(), draining=self._draining))
             await context.write(wire.Up(step=step))
 

@@ -6,6 +6,7 @@ the same seed, so its first token is the one that the lost attempt would have pr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
@@ -32,6 +33,12 @@ from router.workers import Worker, WorkerPool
 log = logging.getLogger("hexserve.router")
 
 MAX_LOST_ATTEMPTS = 3
+TRANSFER_GRACE_S = 0.25
+"""How long a broken KV handoff waits for better news.
+
+When one worker ends an attempt (rejects it, finds it invalid, or its first token is the
+last), the other only sees the transfer break, and its stream may be the faster one.
+"""
 
 
 class Dispatcher:
@@ -114,11 +121,15 @@ class Dispatcher:
         flight = Flight(workers, len(output), len(prompt) + len(output))
         self._flights[attempt] = flight
         sources = workers[0].info.sources
-        for worker in workers:
-            sequence = SequenceRequest(
-                SequenceId(attempt, 0), worker.info.roles, prompt, sampling, output, transfer_id
-            )
-            worker.start(StartOrder(attempt, (sequence,), sources))
+        try:
+            for worker in workers:
+                sequence = SequenceRequest(
+                    SequenceId(attempt, 0), worker.info.roles, prompt, sampling, output, transfer_id
+                )
+                worker.start(StartOrder(attempt, (sequence,), sources))
+        except BaseException:  # values that the wire cannot carry
+            self._land(attempt, flight, finished=False)
+            raise
         return flight
 
     def _choose(self, refusing: set[Worker], *, only_first: bool) -> tuple[Worker, ...]:
@@ -172,17 +183,22 @@ class Dispatcher:
                 flight.deliver(delta)
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
-            if flight is not None:
-                invalid = failure.code is FailureCode.INVALID
-                error = AttemptInvalid if invalid else AttemptLost
-                flight.fail(error(failure.message))
+            if flight is None or not flight.needs(worker):
+                continue
+            if failure.code is FailureCode.INVALID:
+                flight.fail(AttemptInvalid(failure.message))
+            elif failure.code is FailureCode.TRANSFER:
+                error = AttemptLost(failure.message)
+                asyncio.get_running_loop().call_later(TRANSFER_GRACE_S, flight.fail, error)
+            else:
+                flight.fail(AttemptLost(failure.message))
         for rejected in update.rejected:
             flight = self._flights.get(rejected.attempt)
             if flight is not None:
                 flight.fail(AttemptRejected(worker, rejected.reason))
 
     def lost(self, worker: Worker, reason: str) -> None:
-        """Every attempt that the worker had is lost."""
+        """Every attempt that needs the worker is lost."""
         for flight in self._flights.values():
-            if worker in flight.workers:
+            if flight.needs(worker):
                 flight.fail(AttemptLost(f"worker {worker.address} is lost: {reason}"))

@@ -35,6 +35,7 @@ class Flight:
     def __init__(self, workers: tuple[Worker, ...], next_index: int, prefill_tokens: int) -> None:
         """Counts the attempt on its workers; the first of them prefills."""
         self.workers = workers
+        self._first = next_index
         self._next = next_index
         self._ahead: dict[int, TokenDelta] = {}
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
@@ -43,10 +44,21 @@ class Flight:
         for worker in workers:
             worker.sequences += 1
 
+    def needs(self, worker: Worker) -> bool:
+        """Whether the attempt is lost with `worker`.
+
+        The prefill worker is of no more use once a token after the first has come: the
+        decode worker has all the KV then.
+        """
+        decoding = len(self.workers) > 1 and self._next > self._first + 1
+        return worker in (self.workers[1:] if decoding else self.workers)
+
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""
         self._count_prefilled()
-        self._ahead[delta.index] = delta
+        held = self._ahead.get(delta.index)
+        if held is None or len(held.tokens) <= len(delta.tokens):
+            self._ahead[delta.index] = delta
         while (found := self._take_next()) is not None:
             self._ready.put_nowait(found)
 

@@ -1,4 +1,4 @@
-"""The only reader of environment variables."""
+"""The only place that reads or sets environment variables."""
 
 from __future__ import annotations
 
@@ -58,10 +58,19 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's notes on connections that end off standard error.
+
+    A GRPC_VERBOSITY that is set wins. To be called before grpc is imported; processes that
+    this one starts inherit it.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def _port(text: str | None) -> int | None:
     if not text:
         return None
-    if not text.isdigit() or not 0 < int(text) < 65536:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
         raise ConfigError(f"AIP_HTTP_PORT={text}: a port from 1 to 65535 is wanted")
     return int(text)
 

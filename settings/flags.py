@@ -12,36 +12,49 @@ from settings.environment import LOG_LEVELS
 from settings.errors import ConfigError
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number is wanted") from None
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: at least 1 is wanted")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value < 2**64:
         raise argparse.ArgumentTypeError(f"{text}: a seed from 0 to 2**64 - 1 is wanted")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value < 65536:
         raise argparse.ArgumentTypeError(f"{text}: a port from 0 to 65535 is wanted")
     return value
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number is wanted") from None
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text}: a share above 0 and at most 1 is wanted")
     return value
 
 
 def _cpus(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    cores = tuple(_whole(part) for part in text.split(","))
+    if min(cores) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: cores count from 0")
+    return cores
 
 
 def _addresses(text: str) -> tuple[str, ...]:
@@ -77,91 +90,129 @@ class Flag:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Flags that stand together under a title in the help."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
 def _switch(name: str, help: str, default: bool, supported: tuple[bool, ...] = ()) -> Flag:
     return Flag(name, help, None, default, supported=supported)
 
 
-MODEL = (
-    Flag(
-        "model", "Hugging Face model id, local folder, `demo`, or `fake` (no arithmetic: for tests)"
-    ),
-    Flag("tokenizer", "tokenizer's model id or folder (default: the model's)"),
-    Flag(
-        "tokenizer_mode", "auto or slow", default="auto", choices=("auto", "slow"),
-        supported=("auto",),
-    ),
-    Flag("revision", "revision of a Hugging Face model id"),
-    Flag("served_model_name", "name of the model in the API (default: --model)"),
-    _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
-    Flag(
-        "load_format", "auto, or dummy for random weights", default="auto",
-        choices=("auto", "dummy"),
-    ),
-    Flag(
-        "dtype",
-        "of weights and KV; auto is the checkpoint's, on CPU float32",
-        default="auto",
-        choices=("auto", "float32", "bfloat16"),
-    ),
-    Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
-    Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
-    Flag("seed", "seeds every generator", _seed, 0),
-)  # fmt: skip
-
-ENGINE = (
-    Flag("tensor_parallel_size", "devices per worker", _positive, 1, supported=(1,)),
-    _switch("enable_jit", "compile the programs", True, (True,)),
-    _switch("warmup", "compile everything before the first request", True),
-    Flag("max_prefill_seqs", "most sequences prefilled in one step", _positive, 1),
-    Flag("prefill_seqs_padding", "granularity of prompts in a step", _positive, 8),
-    Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", _positive),
-    Flag("decode_seqs_padding", "granularity of decoding sequences (8; CPU: 1)", _positive),
-    Flag("decode_blocks_padding", "granularity of block tables (128; CPU: 8)", _positive),
-    Flag(
-        "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", _positive,
-        aliases=("max_running_seqs",),
-    ),
-    _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
-    _switch("enable_chunked_prefill", "prefill long prompts in pieces", False, (False,)),
-    Flag(
-        "hbm_utilization_factor", "share of the memory left after the weights for KV", _share, 0.9
-    ),
-    Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", _positive),
-    Flag("block_size", "tokens of a KV block", int, 32, choices=BLOCK_SIZES),
-    Flag("max_queued_requests", "waiting requests of a worker before it rejects", _positive, 1024),
-    _switch("enable_lora", "serve LoRA adapters", False, (False,)),
-    Flag("max_lora_rank", "largest rank of an adapter", _positive, 16, supported=(16,)),
-    _switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
-    Flag(
-        "max_num_mem_cached_lora", "adapters kept in memory", _positive, 16, supported=(16,)
+MODEL = Group(
+    "model",
+    (
+        Flag(
+            "model",
+            "Hugging Face model id, local folder, `demo`, or `fake` (no arithmetic: for tests)",
+        ),
+        Flag("tokenizer", "tokenizer's model id or folder (default: the model's)"),
+        Flag(
+            "tokenizer_mode", "auto or slow", default="auto", choices=("auto", "slow"),
+            supported=("auto",),
+        ),
+        Flag("revision", "revision of a Hugging Face model id"),
+        Flag("served_model_name", "name of the model in the API (default: --model)"),
+        _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
+        Flag(
+            "load_format", "auto, or dummy for random weights", default="auto",
+            choices=("auto", "dummy"),
+        ),
+        Flag(
+            "dtype",
+            "of weights and KV; auto is the checkpoint's, on CPU float32",
+            default="auto",
+            choices=("auto", "float32", "bfloat16"),
+        ),
+        Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
+        Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
+        Flag("seed", "seeds every generator", _seed, 0),
     ),
 )  # fmt: skip
 
-DEPLOYMENT = (
-    Flag("num_hosts", "hosts of the deployment", _positive, 1, supported=(1,)),
-    Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
-    Flag("data_parallel_size", "replicas of every worker", _positive, 1, supported=(1,)),
-    Flag(
-        "worker_distributed_method", "mp (processes) or ray", default="mp",
-        choices=("mp", "ray"), supported=("mp",),
+ENGINE = Group(
+    "engine of each worker",
+    (
+        Flag("tensor_parallel_size", "devices per worker", _positive, 1, supported=(1,)),
+        _switch("enable_jit", "compile the programs", True, (True,)),
+        _switch("warmup", "compile everything before the first request", True),
+        Flag("max_prefill_seqs", "most sequences prefilled in one step", _positive, 1),
+        Flag("prefill_seqs_padding", "granularity of prompts in a step", _positive, 8),
+        Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", _positive),
+        Flag("decode_seqs_padding", "granularity of decoding sequences (8; CPU: 1)", _positive),
+        Flag("decode_blocks_padding", "granularity of block tables (128; CPU: 8)", _positive),
+        Flag(
+            "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", _positive,
+            aliases=("max_running_seqs",),
+        ),
+        _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
+        _switch("enable_chunked_prefill", "prefill long prompts in pieces", False, (False,)),
+        Flag(
+            "hbm_utilization_factor", "share of the memory left after the weights for KV",
+            _share, 0.9,
+        ),
+        Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", _positive),
+        Flag("block_size", "tokens of a KV block", _whole, 32, choices=BLOCK_SIZES),
+        Flag(
+            "max_queued_requests", "waiting requests of a worker before it rejects",
+            _positive, 1024,
+        ),
+        _switch("enable_lora", "serve LoRA adapters", False, (False,)),
+        Flag("max_lora_rank", "largest rank of an adapter", _positive, 16, supported=(16,)),
+        _switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
+        Flag(
+            "max_num_mem_cached_lora", "adapters kept in memory", _positive, 16, supported=(16,)
+        ),
     ),
 )  # fmt: skip
 
-HTTP = (
-    Flag("host", "address to listen on (127.0.0.1; 0.0.0.0 on Vertex AI or as hex_llm)"),
-    Flag("port", "port to listen on (7080; AIP_HTTP_PORT on Vertex AI); 0 takes a free one", _port),
+DEPLOYMENT = Group(
+    "deployment",
+    (
+        Flag("num_hosts", "hosts of the deployment", _positive, 1, supported=(1,)),
+        Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
+        Flag("data_parallel_size", "replicas of every worker", _positive, 1, supported=(1,)),
+        Flag(
+            "worker_distributed_method", "mp (processes) or ray", default="mp",
+            choices=("mp", "ray"), supported=("mp",),
+        ),
+    ),
+)  # fmt: skip
+
+HTTP = Group(
+    "HTTP",
+    (
+        Flag("host", "address to listen on (127.0.0.1; 0.0.0.0 on Vertex AI or as hex_llm)"),
+        Flag(
+            "port",
+            "port to listen on (7080; AIP_HTTP_PORT on Vertex AI); 0 takes a free one",
+            _port,
+        ),
+    ),
 )
 
-LOGGING = (Flag("log_level", "DEBUG, INFO, WARNING or ERROR (HEX_LLM_LOG_LEVEL)", _level),)
-
-WORKER = (
-    Flag("address", "unix:/path or host:port to serve the router and other workers at"),
-    Flag("advertise", "host:port at which other workers reach this one (default: --address)"),
-    Flag("cpus", "cores to run on, such as 0,1", _cpus),
-    _switch("exit_with_stdin", "end when standard input closes", False),
+LOGGING = Group(
+    "logging",
+    (Flag("log_level", "DEBUG, INFO, WARNING or ERROR (HEX_LLM_LOG_LEVEL)", _level),),
 )
 
-ROUTER = (Flag("workers", "addresses of the workers, such as unix:/a,host:8471", _addresses),)
+WORKER = Group(
+    "worker",
+    (
+        Flag("address", "unix:/path or host:port to serve the router and other workers at"),
+        Flag("advertise", "host:port at which other workers reach this one (default: --address)"),
+        Flag("cpus", "cores to run on, such as 0,1", _cpus),
+        _switch("exit_with_stdin", "end when standard input closes", False),
+    ),
+)
+
+ROUTER = Group(
+    "router",
+    (Flag("workers", "addresses of the workers, such as unix:/a,host:8471", _addresses),),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,17 +220,42 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
-    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+_METAVARS: dict[Callable[[str], Any] | None, str] = {
+    _whole: "N",
+    _positive: "N",
+    _seed: "N",
+    _port: "PORT",
+    _share: "X",
+    _cpus: "N,…",
+    _level: "LEVEL",
+    _addresses: "ADDRESS,…",
+}
+
+
+def _add(parser: argparse._ArgumentGroup, flag: Flag) -> None:
+    help = flag.help
+    if flag.default is not None:
+        help += f" (default: {_spell(flag.default)})"
+    if flag.supported:
+        served = " or ".join(_spell(value) for value in flag.supported)
+        none_yet = flag.supported in ((None,), (False,))
+        help += "; not supported yet" if none_yet else f"; only {served} so far"
     if flag.type is None:
+        parser.add_argument(f"--{flag.name}", action="store_true", default=flag.default, help=help)
         parser.add_argument(
-            *names, action=argparse.BooleanOptionalAction, default=flag.default, help=flag.help
+            f"--no_{flag.name}", dest=flag.name, action="store_false", help=argparse.SUPPRESS
         )
         return
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     parser.add_argument(
-        *names, dest=flag.name, type=flag.type, default=flag.default, choices=flag.choices,
-        help=flag.help,
-    )  # fmt: skip
+        *names,
+        dest=flag.name,
+        type=flag.type,
+        default=flag.default,
+        choices=flag.choices,
+        metavar=None if flag.choices else _METAVARS.get(flag.type, "TEXT"),
+        help=help,
+    )
 
 
 def _normalize(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
@@ -191,19 +267,17 @@ def _normalize(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
             continue
         name, equals, value = argument[2:].partition("=")
         name = name.replace("-", "_")
-        if name.startswith("no_") and name[3:] in switches and not equals:
-            result.append(f"--no-{name[3:]}")
-        elif name in switches and equals:
+        if name in switches and equals:
             if value.lower() not in ("true", "false"):
                 raise ConfigError(f"--{name}={value}: true or false is wanted")
-            result.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
+            result.append(f"--{name}" if value.lower() == "true" else f"--no_{name}")
         else:
             result.append(f"--{name}{equals}{value}")
     return result
 
 
 def parse(
-    groups: Iterable[Sequence[Flag]], arguments: Sequence[str], *, prog: str, description: str
+    groups: Sequence[Group], arguments: Sequence[str], *, prog: str, description: str
 ) -> argparse.Namespace:
     """Parse a command line against some groups of the table; `--help` prints them and exits.
 
@@ -211,10 +285,19 @@ def parse(
         ConfigError: an unknown flag, a value of the wrong type or out of range, or one whose
             feature is not there yet; the message names the flag.
     """
-    flags = [flag for group in groups for flag in group]
-    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
-    for flag in flags:
-        _add(parser, flag)
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} --model MODEL [FLAGS]",
+        description=description,
+        epilog="Names may be written with - or _. A switch is --flag, --no_flag or "
+        "--flag=true|false.",
+        allow_abbrev=False,
+    )
+    for group in groups:
+        section = parser.add_argument_group(group.title)
+        for flag in group.flags:
+            _add(section, flag)
+    flags = [flag for group in groups for flag in group.flags]
     switches = frozenset(flag.name for flag in flags if flag.type is None)
     values = parser.parse_args(_normalize(arguments, switches))
     for flag in flags:
@@ -227,15 +310,15 @@ def parse(
     return values
 
 
-def spell(values: argparse.Namespace, groups: Iterable[Sequence[Flag]]) -> list[str]:
+def spell(values: argparse.Namespace, groups: Iterable[Group]) -> list[str]:
     """The command line that gives `values` again, without what is at its default."""
     result = []
-    for flag in (flag for group in groups for flag in group):
+    for flag in (flag for group in groups for flag in group.flags):
         value = getattr(values, flag.name)
         if value == flag.default:
             continue
         if flag.type is None:
-            result.append(f"--{flag.name}" if value else f"--no-{flag.name}")
+            result.append(f"--{flag.name}" if value else f"--no_{flag.name}")
         else:
             result.append(f"--{flag.name}={_spell(value)}")
     return result

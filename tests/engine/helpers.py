@@ -150,20 +150,23 @@ def hand_over(
     make_request: Callable[[Role], SequenceRequest],
     piece: int,
 ) -> list[TokenDelta]:
-    """Serve one request by prefill here and decode there; KV moves `piece` tokens at a time."""
-    source = make_request(Role.PREFILL)
-    sequence, transfer, count = source.id, source.transfer_id, len(source.known_tokens)
+    """Serve one request by prefill here and decode there; KV moves `piece` tokens at a time.
+
+    Both may be one engine if the two requests have different names.
+    """
+    source, target = make_request(Role.PREFILL), make_request(Role.DECODE)
+    transfer, count = source.transfer_id, len(source.known_tokens)
     prefill.submit(Add(source))
     (first,) = [e.first for e in run(prefill) if isinstance(e, Prefilled)]
-    decode.submit(Add(make_request(Role.DECODE)))
+    decode.submit(Add(target))
     run(decode)
     for start in range(0, count, piece):
         prefill.submit(ReadKV(start, transfer, start, min(start + piece, count)))
         (read,) = [e for e in run(prefill) if isinstance(e, KVRead)]
         assert read.arrays is not None
-        decode.submit(WriteKV(start, sequence, start, read.arrays))
+        decode.submit(WriteKV(start, target.id, start, read.arrays))
         assert KVWritten(start, ok=True) in run(decode)
     prefill.submit(ReleaseExport(transfer))
     run(prefill)
-    decode.submit(BeginDecode(sequence, first.tokens[0]))
+    decode.submit(BeginDecode(target.id, first.tokens[0]))
     return [first, *(e for e in run(decode) if isinstance(e, TokenDelta))]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from engine.blocks import BlockPool
-from engine.engine import Engine
+import itertools
+import threading
+import time
+
+import pytest
+
 from engine.events import (
     Abort,
     Add,
-    Admitted,
     BeginDecode,
     Event,
     KVRead,
@@ -18,81 +21,27 @@ from engine.events import (
     ReleaseExport,
     WriteKV,
 )
-from engine.fake import FakeRunner, next_token
-from engine.scheduler import Limits, Scheduler
+from engine.fake import FakeRunner
+from engine.plan import StepOutcome, StepPlan
 from engine.types import (
-    COLOCATED,
     AttemptId,
     Failure,
     FailureCode,
     FinishReason,
     Role,
-    SamplingParams,
     SequenceId,
-    SequenceRequest,
     TokenDelta,
 )
-
-VOCAB = 97
-
-
-def make_engine(num_blocks: int = 16, block_size: int = 4, **limits: int) -> Engine:
-    settings = {
-        "max_seqs": 4,
-        "max_prefill_seqs": 2,
-        "max_batch_tokens": 64,
-        "max_waiting": 8,
-        "max_model_len": 40,
-        "vocab_size": VOCAB,
-    } | limits
-    scheduler = Scheduler(Limits(**settings), BlockPool(num_blocks, block_size))
-    return Engine(scheduler, FakeRunner(num_blocks, block_size, VOCAB))
-
-
-def request(
-    name: str,
-    prompt: tuple[int, ...],
-    roles: Role = COLOCATED,
-    transfer_id: bytes = b"",
-    output: tuple[int, ...] = (),
-    **sampling: object,
-) -> SequenceRequest:
-    return SequenceRequest(
-        SequenceId(AttemptId(name, 0), 0),
-        roles,
-        prompt,
-        SamplingParams(**sampling),  # type: ignore[arg-type]
-        output,
-        transfer_id,
-    )
-
-
-def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens, VOCAB))
-    return tuple(tokens[len(prompt) :])
-
-
-def run(engine: Engine, steps: int = 100) -> list[Event]:
-    events: list[Event] = []
-    for _ in range(steps):
-        events += engine.step().events
-        engine.check_invariants()
-        if not engine._scheduler.has_work and engine._commands.empty():
-            break
-    return events
-
-
-def output_of(events: list[Event], name: str) -> tuple[int, ...]:
-    deltas = [e for e in events if isinstance(e, TokenDelta) and e.id.attempt.request_id == name]
-    tokens: tuple[int, ...] = ()
-    for delta in deltas:
-        assert delta.index == len(tokens)
-        tokens += delta.tokens
-    assert [d.finish for d in deltas[:-1]] == [None] * (len(deltas) - 1)
-    assert deltas[-1].finish is not None
-    return tokens
+from tests.engine.helpers import (
+    VOCAB,
+    expected,
+    hand_over,
+    kv_of,
+    make_engine,
+    output_of,
+    request,
+    run,
+)
 
 
 def test_answers_are_right_alone_and_together() -> None:
@@ -159,32 +108,22 @@ def test_handoff_between_two_engines() -> None:
     """Prefill here, decode there, block sizes differ; KV moves in pieces of three tokens."""
     prefill, decode = make_engine(block_size=4), make_engine(block_size=8)
     prompt = tuple(range(3, 14))
-    prefill.submit(Add(request("r", prompt, Role.PREFILL, b"t", max_tokens=6)))
-    events = run(prefill)
-    (first,) = [e.first for e in events if isinstance(e, Prefilled)]
-    assert prefill.load().exported_blocks == 3
-    assert prefill.load().running == 0
-
-    decode.submit(Add(request("r", prompt, Role.DECODE, b"t", max_tokens=6)))
-    assert [e.tokens for e in run(decode) if isinstance(e, Admitted)] == [len(prompt)]
-    sequence = SequenceId(AttemptId("r", 0), 0)
-    for start in range(0, len(prompt), 3):
-        stop = min(start + 3, len(prompt))
-        prefill.submit(ReadKV(start, b"t", start, stop))
-        (read,) = [e for e in run(prefill) if isinstance(e, KVRead)]
-        assert read.arrays is not None
-        decode.submit(WriteKV(start, sequence, start, read.arrays))
-        assert KVWritten(start, ok=True) in run(decode)
-    prefill.submit(ReleaseExport(b"t"))
-    prefill.submit(ReleaseExport(b"t"))
+    deltas = hand_over(
+        prefill, decode, lambda roles: request("r", prompt, roles, b"t", max_tokens=6), piece=3
+    )
+    assert [d.index for d in deltas] == list(range(6))
+    assert tuple(t for d in deltas for t in d.tokens) == expected(prompt, 6)
+    prefill.submit(ReleaseExport(b"t"))  # once more
     run(prefill)
-    assert prefill.load().free_blocks == 16
+    assert prefill.load().free_blocks == decode.load().free_blocks == 16
 
-    decode.submit(BeginDecode(sequence, first.tokens[0]))
-    deltas = [e for e in run(decode) if isinstance(e, TokenDelta)]
-    assert deltas[0].index == 1
-    assert first.tokens + tuple(t for d in deltas for t in d.tokens) == expected(prompt, 6)
-    assert decode.load().free_blocks == 16
+
+def test_an_export_keeps_blocks_but_no_slot() -> None:
+    engine = make_engine(block_size=4)
+    engine.submit(Add(request("r", tuple(range(11)), Role.PREFILL, b"t", max_tokens=6)))
+    run(engine)
+    assert engine.load().exported_blocks == 3
+    assert engine.load().running == 0
 
 
 def test_first_token_that_ends_leaves_nothing_exported() -> None:
@@ -205,7 +144,7 @@ def test_abort_in_every_state_gives_everything_back() -> None:
     engine.submit(Add(request("importing", (1, 2, 3), Role.DECODE, b"u", max_tokens=9)))
     engine.submit(Add(request("waiting", (1, 2, 3), max_tokens=9)))
     engine.step()
-    arrays = (FakeRunner(1, 4, VOCAB)._pool[:3].reshape(1, -1, 1, 1),)
+    arrays = kv_of((1, 2, 3))
     engine.submit(WriteKV(1, SequenceId(attempt["importing"], 0), 0, arrays))
     engine.submit(ReadKV(2, b"t", 0, 3))
     for each in attempt.values():
@@ -221,7 +160,7 @@ def test_abort_in_every_state_gives_everything_back() -> None:
 def test_late_commands_are_ignored_or_answered() -> None:
     engine = make_engine()
     gone = SequenceId(AttemptId("gone", 0), 0)
-    arrays = (FakeRunner(1, 4, VOCAB)._pool[:3].reshape(1, -1, 1, 1),)
+    arrays = kv_of((1, 2, 3))
     for command in (
         Abort(gone.attempt),
         ReleaseExport(b"?"),
@@ -231,3 +170,76 @@ def test_late_commands_are_ignored_or_answered() -> None:
     ):
         engine.submit(command)
     assert run(engine) == [KVRead(1, None), KVWritten(2, ok=False)]
+
+
+def test_a_first_token_that_leaves_nothing_to_decode_fails() -> None:
+    """Decoding on would need KV outside the blocks."""
+    engine = make_engine()
+    for name, token, stops in (("stop", 5, {5}), ("vocabulary", VOCAB, set()), ("low", -1, set())):
+        asked = request(
+            name, (1, 2, 3, 4), Role.DECODE, b"t", max_tokens=9, stop_token_ids=frozenset(stops)
+        )
+        engine.submit(Add(asked))
+        run(engine)
+        engine.submit(BeginDecode(asked.id, token))
+        (failure,) = run(engine)
+        assert isinstance(failure, Failure)
+        assert (failure.attempt, failure.code) == (asked.id.attempt, FailureCode.TRANSFER)
+        assert engine.load().free_blocks == 16
+
+
+def test_a_step_that_cannot_hold_a_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_batch_tokens=38 .*max_model_len=40"):
+        make_engine(max_batch_tokens=38)
+
+
+def test_commands_from_many_threads_reach_a_waiting_engine() -> None:
+    engine = make_engine(num_blocks=64, max_waiting=100)
+    stopping = threading.Event()
+    events: list[Event] = []
+
+    def serve() -> None:
+        while not stopping.is_set():
+            engine.wait_for_work()
+            events.extend(engine.step().events)
+
+    def submit(thread: int) -> None:
+        for number in range(10):
+            engine.submit(Add(request(f"{thread}.{number}", (thread, number), max_tokens=5)))
+            time.sleep(0.001)
+
+    server = threading.Thread(target=serve, daemon=True)
+    clients = [threading.Thread(target=submit, args=(n,)) for n in range(4)]
+    for thread in (server, *clients):
+        thread.start()
+    deadline = time.monotonic() + 30
+    while sum(isinstance(e, TokenDelta) and e.finish is not None for e in list(events)) < 40:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    stopping.set()
+    engine.wake()
+    server.join(10)
+    assert not server.is_alive()
+    for thread, number in itertools.product(range(4), range(10)):
+        assert output_of(events, f"{thread}.{number}") == expected((thread, number), 5)
+
+
+def test_the_load_tells_the_age_of_the_running_step_alone() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class SlowRunner(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutcome:
+            entered.set()
+            assert leave.wait(10)
+            return super().run(plan)
+
+    engine = make_engine(runner=SlowRunner(16, 4, VOCAB))
+    assert engine.load().step_age_s == 0
+    thread = threading.Thread(target=engine.step)
+    thread.start()
+    assert entered.wait(10)
+    time.sleep(0.02)
+    assert engine.load().step_age_s >= 0.02
+    leave.set()
+    thread.join(10)
+    assert engine.load().step_age_s == 0

@@ -65,6 +65,7 @@ class Served:
     written: int = 0
     begun: bool = False
     ended: bool = False
+    impostor: bool = False  # asks for a transfer that is another's
 
 
 @dataclass
@@ -99,17 +100,27 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler.schedule = schedule_what_fits_a_program  # type: ignore[method-assign]
 
     def choose(self, index: int, roles: Role | None = None) -> Served | None:
-        fitting = [s for s in self.served.values() if roles in (None, s.request.roles)]
+        """One of the sequences with `roles`; mostly one that has not ended."""
+        fitting = [
+            s
+            for s in self.served.values()
+            if roles in (None, s.request.roles) and not (roles is Role.PREFILL and s.impostor)
+        ]
+        live = [s for s in fitting if not s.ended]
+        if live and index % 8:
+            fitting = live
         return fitting[index % len(fitting)] if fitting else None
 
     # ---- commands ----
 
     @rule(
         roles=st.sampled_from([COLOCATED, Role.PREFILL, Role.DECODE]),
-        prompt=st.lists(tokens, min_size=1, max_size=30),
+        prompt=st.one_of(
+            st.lists(tokens, min_size=1, max_size=1), st.lists(tokens, min_size=2, max_size=30)
+        ),
         produced=st.integers(0, 3),
         max_tokens=st.integers(1, 12),
-        stops=st.frozensets(tokens, max_size=12),
+        stops=st.frozensets(tokens, max_size=5),
     )
     def add(
         self,
@@ -141,41 +152,46 @@ class EngineMachine(RuleBasedStateMachine):
             return
         name = f"r{next(self.numbers)}"
         asked = request(name, (1,), Role.PREFILL, served.request.transfer_id)
-        self.served[name] = Served(asked, [])
+        self.served[name] = Served(asked, [], impostor=True)
         self.engine.submit(Add(asked))
 
-    @rule(index=pick)
-    def abort(self, index: int) -> None:
+    @rule(index=pick, release=st.booleans())
+    def end(self, index: int, release: bool) -> None:
+        """Abort, or release a transfer; both may come late, twice or early."""
         served = self.choose(index)
-        if served is not None:
+        if served is None:
+            return
+        asked = served.request
+        if not release:
             served.ended = True
-            self.engine.submit(Abort(served.request.id.attempt))
+            self.engine.submit(Abort(asked.id.attempt))
+        elif asked.roles is Role.PREFILL and served.admitted and not served.impostor:
+            served.ended = True
+            self.engine.submit(ReleaseExport(asked.transfer_id))
 
-    @rule(index=pick, start=st.integers(-1, 40), count=st.integers(0, 40))
-    def read(self, index: int, start: int, count: int) -> None:
+    @rule(index=pick, start=st.integers(-1, 40), count=st.integers(0, 40), wild=st.booleans())
+    def read(self, index: int, start: int, count: int, wild: bool) -> None:
+        """A piece of what has been computed; or anything at all."""
         served = self.choose(index, Role.PREFILL)
         if served is None:
             return
-        start = min(start, max(served.computed - 1, 0))
+        computed = served.computed
+        if computed and not wild:
+            start %= computed
+            count = 1 + count % (computed - start)
         number = next(self.numbers)
-        bad = not 0 <= start < start + count <= served.computed
+        bad = not 0 <= start < start + count <= computed
         self.reads[number] = Read(served, start, start + count, bad)
         self.engine.submit(ReadKV(number, served.request.transfer_id, start, start + count))
-
-    @rule(index=pick)
-    def release(self, index: int) -> None:
-        served = self.choose(index, Role.PREFILL)
-        if served is not None and served.admitted:
-            # Released before its end, a prefill ends in silence.
-            served.ended = True
-            self.engine.submit(ReleaseExport(served.request.transfer_id))
 
     @rule(index=pick, count=st.integers(1, 12), repeat=st.booleans())
     def write(self, index: int, count: int, repeat: bool) -> None:
         """The next piece of an import; or the last one again, or to one that is over."""
         served = self.choose(index, Role.DECODE)
-        if served is None:
-            return
+        if served is not None:
+            self.write_to(served, count, repeat)
+
+    def write_to(self, served: Served, count: int, repeat: bool) -> None:
         known = served.request.known_tokens
         start = max(served.written - count, 0) if repeat else served.written
         piece = known[start : start + count] or (1,)  # or one past the end
@@ -187,12 +203,29 @@ class EngineMachine(RuleBasedStateMachine):
         if good and not served.ended:
             served.written = max(served.written, start + len(piece))
 
+    @rule(index=pick, count=st.integers(3, 12))
+    def import_all(self, index: int, count: int) -> None:
+        """An import from its first piece to its begin."""
+        served = self.choose(index, Role.DECODE)
+        if served is None or served.ended:
+            return
+        for _ in range(30):
+            if not served.admitted or served.written == len(served.request.known_tokens):
+                break
+            self.write_to(served, count, repeat=False)
+        self.one_step()
+        self.one_step()
+        self.one_step()
+        self.begin_on(served)
+
     @rule(index=pick)
     def begin(self, index: int) -> None:
         """Begin when all has been written; or once more, which is ignored."""
         served = self.choose(index, Role.DECODE)
-        if served is None:
-            return
+        if served is not None:
+            self.begin_on(served)
+
+    def begin_on(self, served: Served) -> None:
         asked = served.request
         pending = any(each[0] is served for each in self.writes.values())
         if served.written < len(asked.known_tokens) or pending:
@@ -263,9 +296,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def exporter(self, transfer_id: bytes) -> Served:
         (served,) = (
-            s
-            for s in self.served.values()
-            if s.request.transfer_id == transfer_id and s.admitted
+            s for s in self.served.values() if s.request.transfer_id == transfer_id and s.admitted
         )
         return served
 
@@ -286,11 +317,12 @@ class EngineMachine(RuleBasedStateMachine):
         else:  # only a second user of a transfer_id, or too many blocks
             assert code is FailureCode.INVALID
             assert not served.admitted
-            assert served.request.prompt == (1,)
+            assert served.impostor
         served.ended = True
 
     def teardown(self) -> None:
         for served in self.served.values():
+            served.ended = True
             self.engine.submit(Abort(served.request.id.attempt))
         self.one_step()
         assert not self.reads

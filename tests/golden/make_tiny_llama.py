@@ -56,6 +56,7 @@ VARIANTS = {
     },
     "head_dim": {"head_dim": 16, "num_key_value_heads": 4},
     "linear": {
+        "rms_norm_eps": 0.1,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         "num_key_value_heads": 1,
     },

@@ -1,0 +1,73 @@
+"""What `--address` and `--advertise` may be, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.addresses import MAX_SOCKET_PATH, WorkerAddress, parse_address
+from settings.errors import ConfigError
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def test_a_unix_address_has_a_second_socket_beside_it(private: Path) -> None:
+    assert parse_address(f"unix:{private}/a.sock", None) == WorkerAddress(
+        f"unix:{private}/a.sock",
+        private / "a.sock.kv",
+        (f"shm://{private}/a.sock.kv", f"grpc+unix://{private}/a.sock"),
+    )
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777])
+def test_a_folder_that_others_can_enter_is_refused(private: Path, mode: int) -> None:
+    private.chmod(mode)
+    with pytest.raises(ConfigError, match=f"is open to other users .mode {mode:04o}"):
+        parse_address(f"unix:{private}/a.sock", None)
+
+
+def test_a_path_too_long_for_a_socket_is_refused(private: Path) -> None:
+    room = MAX_SOCKET_PATH - len(f"{private}/") - len(".kv")
+    with pytest.raises(ConfigError, match=f"more than {MAX_SOCKET_PATH - 3} bytes"):
+        parse_address(f"unix:{private}/{'x' * (room + 1)}", None)
+    longest = parse_address(f"unix:{private}/{'x' * room}", None)
+    assert len(str(longest.shm_path)) == MAX_SOCKET_PATH
+
+
+def test_a_tcp_address_is_what_others_reach_unless_advertised() -> None:
+    assert parse_address("10.0.0.1:8471", None) == WorkerAddress(
+        "10.0.0.1:8471", None, ("grpc://10.0.0.1:8471",)
+    )
+    assert parse_address("0.0.0.0:8471", "pod-3:9000") == WorkerAddress(
+        "0.0.0.0:8471", None, ("grpc://pod-3:9000",)
+    )
+    assert parse_address("[::1]:8471", None).sources == ("grpc://[::1]:8471",)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8471", "[::]:8471"])
+def test_an_address_that_nobody_can_reach_needs_another_to_advertise(address: str) -> None:
+    with pytest.raises(ConfigError, match="give --advertise"):
+        parse_address(address, None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", "host:", ":80", "host:0", "host:65536", "host:http", "/a/b", "host:-1", "host:²"],
+)
+def test_what_is_neither_a_path_nor_a_host_and_port_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="unix:/path or host:port is wanted"):
+        parse_address(address, None)
+    if address:
+        with pytest.raises(ConfigError, match="--advertise"):
+            parse_address("10.0.0.1:1", address)
+
+
+@pytest.mark.parametrize("address", ["unix:", "unix:a.sock", "unix:./a.sock"])
+def test_a_unix_path_is_absolute(address: str) -> None:
+    with pytest.raises(ConfigError, match="wants an absolute path"):
+        parse_address(address, None)

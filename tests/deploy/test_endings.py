@@ -1,0 +1,169 @@
+"""How a deployment ends: signals at bad moments, killed launchers, killed workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy.conftest import Launch
+from tests.deploy.launch import (
+    HEXSERVE,
+    STOP_S,
+    alive,
+    complete,
+    completion_body,
+    expected_tokens,
+    get,
+    kill,
+    wait_until,
+)
+
+PROMPT = [3, 1, 4, 1, 5]
+SERVE = (*HEXSERVE, "serve", "--model=fake", "--port=0")
+LONG = 60_000
+"""Tokens that take the fake model far longer than any grace time."""
+
+
+class Stream:
+    """A client that reads a long completion on a thread until it ends, well or not."""
+
+    def __init__(self, url: str) -> None:
+        self.tokens: list[int] = []
+        self.error: str | None = None
+        self.began = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(url,), daemon=True)
+        self._thread.start()
+
+    def _read(self, url: str) -> None:
+        body = completion_body(PROMPT, LONG, stream=True)
+        try:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json=body, timeout=30, trust_env=False
+            ) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        event = json.loads(line[6:])
+                        if "error" in event:
+                            self.error = event["error"]["code"]
+                        else:
+                            self.tokens += event["choices"][0]["token_ids"]
+                        self.began.set()
+        except httpx.HTTPError:
+            pass  # the server has ended the connection
+
+    def ended(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+def test_a_client_that_streams_does_not_hold_up_the_end(launch: Launch, scratch: Path) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=1,1")
+    stream = Stream(launcher.ready_url())
+    assert stream.began.wait(30)
+    assert launcher.stop(signal.SIGTERM) < STOP_S
+    assert launcher.exit_code() == 0
+    assert stream.ended(STOP_S)
+    assert stream.error == "unavailable"
+    assert 0 < len(stream.tokens) < LONG
+    assert stream.tokens == expected_tokens(PROMPT, len(stream.tokens))
+    assert list(scratch.iterdir()) == []
+    assert "Traceback" not in launcher.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_workers_start_ends_them(
+    launch: Launch, scratch: Path, number: signal.Signals
+) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=1,1")
+    pids = [launcher.worker_pid(name) for name in ("prefill-0", "decode-0")]
+    assert launcher.stop(number) < STOP_S
+    assert launcher.exit_code() == 0
+    assert not [pid for pid in pids if alive(pid)]
+    assert list(scratch.iterdir()) == []
+    assert "Traceback" not in launcher.output
+
+
+@pytest.fixture
+def silent_hub() -> Iterator[tuple[str, threading.Event]]:
+    """The address of a server that takes connections and never answers; set at the first one."""
+    asked, taken = threading.Event(), []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def take() -> None:
+            try:
+                while True:
+                    taken.append(listener.accept()[0])
+                    asked.set()
+            except OSError:
+                return  # closed
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(*HEXSERVE, "serve"), (*HEXSERVE, "demo"), ("python", "-m", "router", "--workers=h:1")],
+    ids=["serve", "demo", "router"],
+)
+def test_a_signal_while_the_model_is_fetched_ends_the_process(
+    launch: Launch, silent_hub: tuple[str, threading.Event], command: tuple[str, ...]
+) -> None:
+    endpoint, asked = silent_hub
+    interpreter = str(Path(HEXSERVE[0]).with_name("python"))
+    process = launch(
+        *(interpreter if word == "python" else word for word in command),
+        "--model=owner/name",
+        "--port=0",
+        HF_ENDPOINT=endpoint,
+        HF_HUB_OFFLINE="0",
+    )
+    assert asked.wait(30), process.output
+    assert process.stop(signal.SIGTERM) < STOP_S
+    assert process.exit_code() == 0
+    assert "Traceback" not in process.output
+
+
+def test_workers_do_not_outlive_a_launcher_that_is_killed(launch: Launch) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=1,1")
+    launcher.ready_url()
+    pids = [launcher.worker_pid(name) for name in ("prefill-0", "decode-0")]
+    launcher.process.kill()
+    wait_until(lambda: not any(alive(pid) for pid in pids), "both workers have ended", STOP_S)
+
+
+def test_a_deployment_goes_on_without_a_worker_that_is_killed(launch: Launch) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=2,1")
+    url = launcher.ready_url()
+    kill(launcher.worker_pid("prefill-1"))
+    launcher.wait_for(r"hexserve\.launcher: prefill-1 has ended with code -9; its last lines:")
+    wait_until(
+        lambda: (
+            [w["state"] for w in get(url, "/health").json()["workers"]]
+            == ["ready", "unreachable", "ready"]
+        ),
+        "/health shows the loss",
+    )
+    assert get(url, "/health").status_code == 200
+    for length in range(1, 6):
+        assert complete(url, PROMPT * length, 4) == expected_tokens(PROMPT * length, 4)
+    assert launcher.process.poll() is None
+
+    kill(launcher.worker_pid("decode-0"))
+    wait_until(lambda: get(url, "/ping").status_code == 503, "nothing can be served")
+    assert launcher.process.poll() is None
+    assert launcher.stop(signal.SIGTERM) < STOP_S
+    assert not re.search("Traceback", launcher.output)

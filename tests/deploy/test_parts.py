@@ -1,0 +1,142 @@
+"""The launcher's parts by themselves: cores for workers, waiting under a signal, log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.processes import plan_workers
+from deploy.router import listen
+from deploy.signals import in_daemon_thread, unless_stopped
+from settings.config import HttpConfig, Topology
+from settings.errors import ConfigError
+from telemetry.logs import set_up_logging
+
+
+@pytest.mark.parametrize(
+    ("topology", "cores", "expected"),
+    [
+        (None, {0, 1, 2}, [("worker-0", None)]),
+        (Topology(1, 1), {0, 1}, [("prefill-0", (0,)), ("decode-0", (1,))]),
+        (Topology(1, 1), {2, 5, 7, 9}, [("prefill-0", (2, 5)), ("decode-0", (7, 9))]),
+        (Topology(1, 1), {3}, [("prefill-0", None), ("decode-0", None)]),
+        (Topology(2, 1), {0, 1}, [("prefill-0", None), ("prefill-1", None), ("decode-0", None)]),
+        (Topology(1, 2), set(range(7)),
+         [("prefill-0", (0, 1)), ("decode-0", (2, 3)), ("decode-1", (4, 5))]),
+    ],
+)  # fmt: skip
+def test_workers_have_cores_of_their_own_where_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+    topology: Topology | None,
+    cores: set[int],
+    expected: list[tuple[str, tuple[int, ...] | None]],
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    workers = plan_workers(topology, Path("/run/x"))
+    assert [(worker.name, worker.cpus) for worker in workers] == expected
+    assert [worker.address for worker in workers] == [f"unix:/run/x/{n}.sock" for n, _ in expected]
+
+
+def test_roles_are_modules_of_their_own() -> None:
+    modules = [worker.module for worker in plan_workers(Topology(1, 2), Path("/x"))]
+    assert modules == ["prefill_worker", "decode_worker", "decode_worker"]
+    assert [worker.module for worker in plan_workers(None, Path("/x"))] == ["deploy.colocated"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_listening_takes_a_port_once(host: str) -> None:
+    with listen(HttpConfig(host, 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--host={host} --port={port}: Address already"):
+            listen(HttpConfig(host, port))
+
+
+async def test_work_that_ends_before_a_signal_gives_its_result() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await unless_stopped(work(), asyncio.Event()) == 7
+
+
+async def test_work_that_fails_before_a_signal_raises() -> None:
+    async def work() -> None:
+        raise LookupError("gone")
+
+    with pytest.raises(LookupError, match="gone"):
+        await unless_stopped(work(), asyncio.Event())
+
+
+async def test_a_signal_cancels_the_work() -> None:
+    stop, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    assert await unless_stopped(work(), stop) is None
+    async with asyncio.timeout(5):
+        await cancelled.wait()
+
+
+async def test_a_daemon_thread_gives_its_result_or_its_error() -> None:
+    assert await in_daemon_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await in_daemon_thread(divmod, 7, 0)
+
+
+def test_a_daemon_thread_does_not_keep_the_loop_from_ending() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        release.wait(30)
+        ended.set()
+
+    async def main() -> None:
+        assert await unless_stopped(in_daemon_thread(work), stopped()) is None
+
+    def stopped() -> asyncio.Event:
+        stop = asyncio.Event()
+        stop.set()
+        return stop
+
+    asyncio.run(main())
+    assert not ended.is_set()
+    release.set()
+    assert ended.wait(30)
+
+
+@pytest.fixture
+def loggers_kept() -> Iterator[None]:
+    """Puts the loggers back as they were."""
+    loggers = [logging.getLogger(name) for name in ("", "hexserve", "kvtransfer")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("loggers_kept")
+def test_logs_show_our_lines_at_the_level_and_warnings_of_libraries() -> None:
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        set_up_logging("INFO")
+        logging.getLogger("hexserve.worker").info("one %s", "argument")
+        logging.getLogger("hexserve.worker").debug("two")
+        logging.getLogger("library").info("three")
+        logging.getLogger("library").warning("four")
+        set_up_logging("WARNING")
+        logging.getLogger("hexserve.worker").info("five")
+    lines = [line.partition(" ")[2] for line in stderr.getvalue().splitlines()]
+    assert lines == ["I hexserve.worker: one argument", "W library: four"]

@@ -1,0 +1,129 @@
+"""The block pool's counts and refusals, and a sequence's lifecycle."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from engine.blocks import BlockPool, OutOfBlocks
+from engine.sequence import TRANSITIONS, Sequence, SequenceState
+from engine.types import FinishReason
+from tests.engine.helpers import request
+
+
+def test_blocks_go_round() -> None:
+    pool = BlockPool(4, 8)
+    first, second = pool.reserve(1), pool.reserve(2)
+    assert sorted(first + second) == [0, 1, 2]
+    assert (pool.free, pool.running, pool.exported) == (1, 3, 0)
+    pool.export(second)
+    assert (pool.free, pool.running, pool.exported) == (1, 1, 2)
+    pool.check_invariants(running=first, exported=second)
+    pool.release(first)
+    pool.release(second)
+    assert (pool.free, pool.running, pool.exported) == (4, 0, 0)
+    pool.check_invariants((), ())
+
+
+def test_the_block_released_last_is_reserved_first() -> None:
+    pool = BlockPool(4, 8)
+    blocks = pool.reserve(3)
+    pool.release([blocks[1]])
+    assert pool.reserve(1) == [blocks[1]]
+
+
+def test_a_reservation_is_whole_or_nothing() -> None:
+    pool = BlockPool(4, 8)
+    pool.reserve(2)
+    with pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
+        pool.reserve(3)
+    assert pool.free == 2
+    assert pool.reserve(0) == []
+    assert len(pool.reserve(2)) == 2
+
+
+def test_blocks_for_rounds_up() -> None:
+    pool = BlockPool(4, 8)
+    assert [pool.blocks_for(n) for n in (0, 1, 7, 8, 9, 16)] == [0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_releasing_twice_is_a_fault(exported: bool) -> None:
+    pool = BlockPool(4, 8)
+    blocks = pool.reserve(1)
+    if exported:
+        pool.export(blocks)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match=f"block {blocks[0]} released twice"):
+        pool.release(blocks)
+    pool.check_invariants((), ())
+
+
+def test_only_running_blocks_are_exported() -> None:
+    pool = BlockPool(4, 8)
+    blocks = pool.reserve(1)
+    pool.export(blocks)
+    with pytest.raises(ValueError, match="is exported, not running"):
+        pool.export(blocks)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="is free, not running"):
+        pool.export(blocks)
+
+
+@pytest.mark.parametrize(
+    ("running", "exported", "complaint"),
+    [
+        ([0, 1], [2], "block 2 is running, owners say exported"),
+        ([0, 1], [], "block 2 is running, owners say free"),
+        ([0, 1, 1, 2], [], "block 1 has two owners"),
+        ([0, 1, 2], [2], "block 2 has two owners"),
+        ([0, 1, 2, 3], [], "block 3 is free, owners say running"),
+    ],
+)
+def test_the_recount_finds_what_is_wrong(
+    running: list[int], exported: list[int], complaint: str
+) -> None:
+    pool = BlockPool(4, 8)
+    assert pool.reserve(3) == [0, 1, 2]
+    with pytest.raises(AssertionError, match=complaint):
+        pool.check_invariants(running, exported)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), list(itertools.product(SequenceState, repeat=2)), ids=lambda s: s.value
+)
+def test_transitions(before: SequenceState, after: SequenceState) -> None:
+    s = SequenceState
+    legal = {
+        (s.WAITING, s.PREFILLING), (s.WAITING, s.IMPORTING), (s.WAITING, s.ENDED),
+        (s.PREFILLING, s.DECODING), (s.PREFILLING, s.EXPORTED), (s.PREFILLING, s.ENDED),
+        (s.IMPORTING, s.DECODING), (s.IMPORTING, s.ENDED),
+        (s.DECODING, s.ENDED), (s.EXPORTED, s.ENDED),
+    }  # fmt: skip
+    sequence = Sequence.of(request("r", (1,)))
+    sequence.state = before
+    if (before, after) in legal:
+        sequence.enter(after)
+        assert sequence.state is after
+    else:
+        with pytest.raises(ValueError, match=f"{before.value} → {after.value}"):
+            sequence.enter(after)
+        assert sequence.state is before
+    assert TRANSITIONS.keys() == set(SequenceState)
+
+
+def test_where_a_sequence_ends() -> None:
+    sequence = Sequence.of(
+        request("r", (1, 2), output=(3,), max_tokens=3, stop_token_ids=frozenset({9}))
+    )
+    assert sequence.output_count == 1
+    assert sequence.most_tokens(max_model_len=100) == 5
+    assert sequence.most_tokens(max_model_len=4) == 4
+    sequence.tokens.append(9)
+    assert sequence.finish_after(9, 100) is FinishReason.STOP
+    assert sequence.finish_after(9, 4) is FinishReason.STOP  # a stop token beats the length
+    assert sequence.finish_after(8, 100) is None
+    assert sequence.finish_after(8, 4) is FinishReason.LENGTH
+    sequence.tokens.append(8)
+    assert sequence.finish_after(8, 100) is FinishReason.LENGTH

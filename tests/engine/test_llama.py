@@ -1,0 +1,342 @@
+"""The Llama family: traits, rotary embeddings, loading, and transformers' own answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from checkpoint.errors import CheckpointError
+from engine.events import Add
+from engine.loading import dummy_params, fingerprint, load_params, weights_identity
+from engine.models.decoder import Params
+from engine.models.rope import inverse_frequencies, rotate
+from engine.models.traits import Llama3Scaling, Traits, UnsupportedModel, traits_of
+from engine.models.weights import declare_weights
+from engine.sharding import make_mesh, sharding_of
+from engine.types import MAX_TOP_LOGPROBS, Role
+from tests.engine.helpers import deltas_of, request, run
+from tests.engine.tiny import CONFIG, changed, make_runner, tiny_engine, tiny_params, tiny_traits
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "tiny"
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def mesh() -> jax.sharding.Mesh:
+    return make_mesh(jax.devices()[:1])
+
+
+@pytest.mark.parametrize("variant", ["untied_biases", "tied_llama3", "head_dim", "linear"])
+def test_answers_are_those_of_transformers(variant: str) -> None:
+    """32 greedy tokens, and the likeliest 20 to 1e-4; made by tests/golden/make_tiny_llama.py.
+
+    Together the variants switch on every trait of the family.
+    """
+    folder = GOLDEN / variant
+    traits = traits_of(json.loads((folder / "config.json").read_text()))
+    params = load_params(folder, traits, np.float32, mesh())
+    answers = json.loads((folder / "answers.json").read_text())
+    # The programs for prompts hold one-token rows as well: half as many to compile.
+    engine = tiny_engine(make_runner(params, traits, Role.PREFILL), traits.vocab)
+    for number, each in enumerate(answers):
+        greedy = {"temperature": 0.0, "max_tokens": 32, "top_logprobs": MAX_TOP_LOGPROBS}
+        engine.submit(Add(request(str(number), tuple(each["prompt"]), **greedy)))
+    events = run(engine)
+    for number, each in enumerate(answers):
+        deltas = deltas_of(events, str(number))
+        assert [token for d in deltas for token in d.tokens] == each["output"]
+        assert deltas[0].logprobs is not None
+        (first,) = deltas[0].logprobs
+        logits = np.array(each["logits"])
+        order = np.argsort(-logits)[:MAX_TOP_LOGPROBS]
+        assert list(first.top_ids) == order.tolist()
+        wanted = logits[order] - np.log(np.exp(logits).sum())
+        np.testing.assert_allclose(first.top_logprobs, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_dummy_weights_are_the_same_for_one_seed_alone() -> None:
+    traits = tiny_traits(attention_bias=True)
+    one, same, other = (dummy_params(traits, np.float32, mesh(), seed) for seed in (1, 1, 2))
+    assert one.keys() == declare_weights(traits).keys()
+    for name in one:
+        assert np.array_equal(one[name], same[name])
+    assert not np.array_equal(one["q"], other["q"])
+    assert not np.array_equal(one["q"][0], one["q"][1])
+    assert (np.asarray(one["final_norm"]) == 1).all()
+    assert not np.asarray(one["q_bias"]).any()
+
+
+# ---- rotary embeddings ----
+
+
+def test_plain_and_linear_frequencies() -> None:
+    wanted = [10000.0 ** (-2 * i / 8) for i in range(4)]
+    np.testing.assert_allclose(inverse_frequencies(tiny_traits()), wanted, rtol=1e-6)
+    linear = tiny_traits(rope_scaling={"type": "linear", "factor": 4})
+    np.testing.assert_allclose(inverse_frequencies(linear), np.array(wanted) / 4, rtol=1e-6)
+    assert inverse_frequencies(linear).dtype == np.float32
+
+
+def test_llama3_frequencies() -> None:
+    """Slow, blended and fast waves, one by one as the Llama 3.1 release computes them."""
+    traits = tiny_traits(head_dim=16, rope_scaling=LLAMA3)
+    kinds = set()
+    for i, found in enumerate(inverse_frequencies(traits)):
+        plain = 10000.0 ** (-2 * i / 16)
+        wavelength = 2 * math.pi / plain
+        if wavelength < 32 / 4.0:
+            kinds.add("fast")
+            wanted = plain
+        elif wavelength > 32 / 1.0:
+            kinds.add("slow")
+            wanted = plain / 8.0
+        else:
+            kinds.add("blended")
+            smooth = (32 / wavelength - 1.0) / (4.0 - 1.0)
+            wanted = (1 - smooth) * plain / 8.0 + smooth * plain
+        assert found == pytest.approx(wanted, rel=1e-6)
+    assert kinds == {"fast", "blended", "slow"}
+
+
+def test_rotation_turns_pairs_of_halves() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((3, 2, 8)).astype(np.float32)
+    angles = rng.uniform(0, 6, (3, 4)).astype(np.float32)
+    rotated = np.asarray(rotate(values, np.cos(angles), np.sin(angles)))
+    turned = (values[..., :4] + 1j * values[..., 4:]) * np.exp(1j * angles)[:, None, :]
+    np.testing.assert_allclose(rotated[..., :4], turned.real, atol=1e-5)
+    np.testing.assert_allclose(rotated[..., 4:], turned.imag, atol=1e-5)
+
+
+# ---- config.json ----
+
+
+def test_traits_of_a_minimal_config() -> None:
+    minimal = changed(
+        CONFIG,
+        num_key_value_heads=None,
+        rope_theta=None,
+        tie_word_embeddings=None,
+        rms_norm_eps=None,
+        max_position_embeddings=None,
+    )
+    assert traits_of(minimal) == Traits(
+        hidden=32, layers=2, heads=4, kv_heads=4, head_dim=8, ffn=48, vocab=97, norm_eps=1e-6,
+        rope_theta=10000.0, rope_scaling=None, tied=False, qkv_bias=False, output_bias=False,
+        mlp_bias=False, max_positions=2048,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({"rope_theta": 5e5}, 5e5, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, 7.0, None),
+        ({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2}}, 5.0, 2.0),
+        ({"rope_theta": 5.0, "rope_scaling": LLAMA3}, 5.0, Llama3Scaling(8.0, 1.0, 4.0, 32)),
+        (
+            {"rope_theta": None, "rope_parameters": LLAMA3 | {"rope_theta": 9.0}},
+            9.0,
+            Llama3Scaling(8.0, 1.0, 4.0, 32),
+        ),
+    ],
+)
+def test_both_spellings_of_rope(
+    fields: dict[str, Any], theta: float, scaling: float | Llama3Scaling | None
+) -> None:
+    traits = traits_of(changed(CONFIG, **fields))
+    assert (traits.rope_theta, traits.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": None}, "model_type=None is not supported"),
+        ({"model_type": "gpt9"}, r"model_type='gpt9' is not supported \(supported: llama\)"),
+        ({"model_type": ["llama"]}, "model_type=.* is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not silu"),
+        ({"hidden_size": None}, "the field 'hidden_size' is missing"),
+        ({"num_hidden_layers": None}, "the field 'num_hidden_layers' is missing"),
+        ({"num_attention_heads": None}, "the field 'num_attention_heads' is missing"),
+        ({"intermediate_size": None}, "the field 'intermediate_size' is missing"),
+        ({"vocab_size": None}, "the field 'vocab_size' is missing"),
+        ({"hidden_size": "32"}, "hidden_size='32' is not a positive integer"),
+        ({"hidden_size": 32.0}, "hidden_size=32.0 is not a positive integer"),
+        ({"vocab_size": 0}, "vocab_size=0 is not a positive integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True is not a positive integer"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps='tiny' is not a positive number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is not a positive number"),
+        ({"rope_theta": "high"}, "rope_theta='high' is not a positive number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 is not true or false"),
+        ({"attention_bias": "no"}, "attention_bias='no' is not true or false"),
+        ({"mlp_bias": 0.5}, "mlp_bias=0.5 is not true or false"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
+        ({"hidden_size": 33}, "num_attention_heads=4 does not divide hidden_size=33"),
+        ({"hidden_size": 36}, "head_dim=9 is odd"),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"rope_scaling": [1]}, "rope_parameters or rope_scaling is not an object"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_type='yarn' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "the field 'factor' is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0 is not a positive number"),
+        (
+            {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "low_freq_factor"}},
+            "the field 'low_freq_factor' is missing",
+        ),
+        (
+            {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 3.5}},
+            "original_max_position_embeddings=3.5 is not a positive integer",
+        ),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            "high_freq_factor=1.0 is not above low_freq_factor=1.0",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_computed_names_its_field(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=complaint):
+        traits_of(changed(CONFIG, **changes))
+
+
+# ---- checkpoints ----
+
+
+def checkpoint_of(params: Params, traits: Traits) -> dict[str, np.ndarray]:
+    """The tensors of `params`, named and laid out as Hugging Face does."""
+    tensors = {}
+    for name, weight in declare_weights(traits).items():
+        whole = np.asarray(params[name])
+        layers = list(whole) if weight.layered else [whole]
+        for source, tensor in zip(weight.source_names(), layers, strict=True):
+            tensors[source] = np.ascontiguousarray(tensor.T if weight.transposed else tensor)
+    return tensors
+
+
+def write(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("wanted", [np.float32, ml_dtypes.bfloat16])
+def test_what_is_loaded_is_what_was_stored(tmp_path: Path, stored: type, wanted: type) -> None:
+    traits = tiny_traits(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    params = tiny_params(traits)
+    tensors = {n: t.astype(stored) for n, t in checkpoint_of(params, traits).items()}
+    loaded = load_params(write(tmp_path, tensors), traits, wanted, mesh())
+    assert loaded.keys() == params.keys()
+    for name, array in loaded.items():
+        assert array.dtype == wanted
+        exact = np.asarray(params[name]).astype(stored).astype(wanted)
+        assert np.array_equal(np.asarray(array), exact), name
+
+
+def test_extra_tensors_that_say_nothing_new_are_ignored(tmp_path: Path) -> None:
+    """A tied checkpoint's own head, and the frequencies that old checkpoints carry."""
+    traits = tiny_traits()
+    tensors = checkpoint_of(tiny_params(traits), traits)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    loaded = load_params(write(tmp_path, tensors), traits, np.float32, mesh())
+    assert "head" not in loaded
+
+
+Edit = Callable[[dict[str, np.ndarray]], Any]
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (
+            lambda t: t.pop("model.layers.1.mlp.up_proj.weight"),
+            r"1 weights are missing: model\.layers\.1\.mlp\.up_proj\.weight",
+        ),
+        (
+            lambda t: [t.pop(name) for name in list(t) if "layers.1" in name],
+            r"9 weights are missing: .*, …",
+        ),
+        (
+            lambda t: t.update({"model.layers.2.mlp.up_proj.weight": np.zeros((48, 32))}),
+            r"1 weights are left over.*: model\.layers\.2\.mlp\.up_proj\.weight",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32)}),
+            r"1 weights are left over.*: model\.layers\.0\.self_attn\.q_proj\.bias",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(33)}),
+            r"model\.norm\.weight has shape \(33,\), config\.json makes it \(32,\)",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.zeros((32, 16))}),
+            r"k_proj\.weight has shape \(32, 16\), config\.json makes it \(16, 32\)",
+        ),
+    ],
+    ids=["missing", "missing layer", "layer too many", "bias left over", "norm", "transposed"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, edit: Edit, complaint: str
+) -> None:
+    traits = tiny_traits()
+    tensors = checkpoint_of(tiny_params(traits), traits)
+    edit(tensors)
+    with pytest.raises(CheckpointError, match=complaint) as error:
+        load_params(write(tmp_path, tensors), traits, np.float32, mesh())
+    assert str(tmp_path) in str(error.value)
+
+
+def test_an_untied_checkpoint_needs_its_head(tmp_path: Path) -> None:
+    tied = tiny_traits()
+    write(tmp_path, checkpoint_of(tiny_params(tied), tied))
+    with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
+        load_params(tmp_path, tiny_traits(tie_word_embeddings=False), np.float32, mesh())
+
+
+def test_identity_tells_models_apart(tmp_path: Path) -> None:
+    traits = tiny_traits()
+    tensors = checkpoint_of(tiny_params(traits), traits)
+    identities = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        identities.append(weights_identity(write(folder, tensors)))
+        if number == 1:
+            tensors["model.layers.1.mlp.down_proj.weight"][0, 3] += 1
+    assert identities[0] == identities[1] != identities[2]
+    names = {
+        fingerprint(config, dtype, source)
+        for config in (CONFIG, CONFIG | {"rope_theta": 1.0})
+        for dtype in ("float32", "bfloat16")
+        for source in identities[1:]
+    }
+    assert len(names) == 8
+    assert fingerprint({"a": 1, "b": 2}, "f", "s") == fingerprint({"b": 2, "a": 1}, "f", "s")
+
+
+# ---- sharding ----
+
+
+def test_no_weight_uses_a_mesh_axis_twice() -> None:
+    traits = tiny_traits(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    for weight in declare_weights(traits).values():
+        assert len(sharding_of(weight.axes, mesh()).spec) == len(weight.shape) == len(weight.axes)
+    with pytest.raises(ValueError, match="use a mesh axis twice"):
+        sharding_of(("vocab", "ffn"), mesh())
+    with pytest.raises(KeyError):
+        sharding_of(("vocabulary",), mesh())

@@ -1,0 +1,49 @@
+"""The demo model behind real deployments, one start per placement."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.launch import HEXSERVE, Launched
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2.json"
+PLACEMENTS = {"colocated": (), **{t: (f"--disagg_topo={t}",) for t in ("1,1", "2,1", "1,2", "3,1")}}
+# Fewer programs than by default: a start without a compile cache takes less of the test's time.
+FLAGS = (
+    "--max_model_len=2048",
+    "--prefill_len_padding=128",
+    "--max_decode_seqs=16",
+    "--decode_seqs_padding=4",
+)
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, Any]:
+    """Texts from transformers, made by tests/golden/make_golden.py."""
+    answers: dict[str, Any] = json.loads(GOLDEN.read_text())
+    return answers
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """(placement, URL) of a deployment of the demo model in float32."""
+    placement: str = request.param
+    launched = Launched(
+        (*HEXSERVE, "serve", "--model=demo", "--dtype=float32", "--port=0", *FLAGS,
+         *PLACEMENTS[placement]),
+        dict(os.environ),
+        tmp_path_factory.mktemp("run"),
+    )  # fmt: skip
+    try:
+        yield placement, launched.wait_for(r"ready at (http://\S+)", timeout_s=280)[1]
+    finally:
+        launched.stop()
+        launched.end()

@@ -1,0 +1,361 @@
+"""Sessions over a real gRPC stream: greeting, ownership, loss, load, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from engine.types import (
+    COLOCATED,
+    AttemptId,
+    Failure,
+    FailureCode,
+    Load,
+    Role,
+    SequenceId,
+    TokenDelta,
+)
+from protos import outbox, session_client, session_server
+from protos import worker_pb2 as wire
+from protos.codec import PROTOCOL_VERSION, RejectedAttempt, encode_welcome
+from protos.session_server import SERVICE, SessionServer
+from tests.protos.sessions import (
+    INFO,
+    Router,
+    ScriptedWorker,
+    drained,
+    eventually,
+    hello,
+    listening,
+    order,
+    raw_stream,
+    read_up,
+    router,
+    serving,
+    socket_address,
+    start,
+)
+
+
+def delta(name: str, index: int, *tokens: int) -> TokenDelta:
+    return TokenDelta(SequenceId(AttemptId(name, 0), 0), index, tokens)
+
+
+async def test_a_session_opens_with_what_the_worker_is() -> None:
+    async with serving() as (address, _, _), router(address) as mine:
+        assert mine.heard.openings == [INFO]
+        assert mine.session.info == INFO
+
+
+async def test_the_first_messages_are_welcome_snapshot_and_load() -> None:
+    async with serving() as (address, worker, _), raw_stream(address) as call:
+        await call.write(hello())
+        kinds = []
+        for _ in range(3):
+            up = await read_up(call)
+            kinds.append(up.WhichOneof("message"))
+        assert kinds == ["welcome", "cache_snapshot", "step"]
+        assert up.step.load.waiting == worker.told.waiting
+
+
+@pytest.mark.parametrize(
+    "first",
+    [hello(PROTOCOL_VERSION + 1), start("a"), wire.Down().SerializeToString()],
+    ids=["version", "not hello", "nothing"],
+)
+async def test_a_wrong_greeting_is_refused(first: bytes) -> None:
+    async with serving() as (address, worker, _), raw_stream(address) as call:
+        await call.write(first)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asyncio.wait_for(call.read(), 5)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not worker.started
+
+
+async def test_garbage_ends_its_session_and_no_other() -> None:
+    async with serving() as (address, worker, _), router(address) as mine:
+        async with raw_stream(address) as call:
+            await call.write(b"\xff\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await drained(call)
+        mine.session.start(order("a"))
+        await eventually(lambda: len(worker.started) == 1)
+        assert not mine.heard.losses
+
+
+@pytest.mark.parametrize("second", [hello(), wire.Down(start=wire.Start()).SerializeToString()])
+async def test_nonsense_in_an_open_session_aborts_what_it_started(second: bytes) -> None:
+    async with serving() as (address, worker, _), raw_stream(address) as call:
+        for message in (hello(), start("a"), second):
+            await call.write(message)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await drained(call)
+        await eventually(lambda: worker.aborted == [AttemptId("a", 0)])
+
+
+async def test_one_bad_order_costs_itself_alone() -> None:
+    async with serving() as (address, worker, _), router(address) as mine:
+        mine.session.start(order("good"))
+        bad = order("bad")
+        (sequence,) = bad.sequences
+        sampling = dataclasses.replace(sequence.sampling, top_p=1e-50)  # 0 on the wire
+        sequence = dataclasses.replace(sequence, sampling=sampling)
+        mine.session.start(dataclasses.replace(bad, sequences=(sequence,)))
+        await eventually(lambda: mine.heard.items("failures"))
+        (failure,) = mine.heard.items("failures")
+        assert (failure.attempt, failure.code) == (bad.attempt, FailureCode.INVALID)
+        assert "top_p" in failure.message
+        assert [o.attempt.request_id for o in worker.started] == ["good"]
+        assert not worker.aborted
+
+
+async def test_a_repeated_start_is_taken_once() -> None:
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        for _ in range(3):
+            mine.session.start(order("a"))
+        mine.session.start(order("b"))
+        await eventually(lambda: sessions.attempts == 2)
+        assert worker.started == [order("a"), order("b")]
+        assert not mine.heard.items("failures")
+
+
+async def test_tokens_go_to_the_owner_alone() -> None:
+    async with (
+        serving() as (address, worker, sessions),
+        router(address, "1") as mine,
+        router(address, "2") as other,
+    ):
+        mine.session.start(order("a"))
+        other.session.start(order("b"))
+        await eventually(lambda: len(worker.started) == 2)
+        for tokens in (delta("a", 0, 5), delta("b", 0, 6), delta("nobody", 0, 7)):
+            sessions.tokens(tokens)
+        await eventually(lambda: mine.heard.items("deltas") and other.heard.items("deltas"))
+        assert mine.heard.items("deltas") == [delta("a", 0, 5)]
+        assert other.heard.items("deltas") == [delta("b", 0, 6)]
+
+
+async def test_nobody_aborts_or_takes_over_an_attempt_of_another() -> None:
+    async with (
+        serving() as (address, worker, sessions),
+        router(address, "1") as mine,
+        router(address, "2") as other,
+    ):
+        mine.session.start(order("a"))
+        await eventually(lambda: sessions.attempts == 1)
+        other.session.abort(AttemptId("a", 0))
+        other.session.start(order("a"))
+        await eventually(lambda: other.heard.items("failures"))
+        (failure,) = other.heard.items("failures")
+        assert failure.code is FailureCode.INVALID
+        assert not worker.aborted
+        sessions.tokens(delta("a", 0, 5))
+        await eventually(lambda: mine.heard.items("deltas") == [delta("a", 0, 5)])
+        mine.session.abort(AttemptId("a", 0))
+        await eventually(lambda: worker.aborted == [AttemptId("a", 0)])
+
+
+async def test_an_abort_is_obeyed_once_and_unknown_ones_are_ignored() -> None:
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        mine.session.abort(AttemptId("early", 0))
+        mine.session.start(order("a"))
+        mine.session.abort(AttemptId("a", 1))
+        for _ in range(2):
+            mine.session.abort(AttemptId("a", 0))
+        mine.session.start(order("last"))
+        await eventually(lambda: len(worker.started) == 2)
+        assert worker.aborted == [AttemptId("a", 0)]
+        sessions.tokens(delta("a", 0, 5))  # late
+        sessions.failed(Failure(AttemptId("a", 0), FailureCode.INTERNAL, "late"))
+        sessions.tokens(delta("last", 0, 6))
+        await eventually(lambda: mine.heard.items("deltas") == [delta("last", 0, 6)])
+        assert not mine.heard.items("failures")
+
+
+async def test_ends_are_told_once() -> None:
+    async with serving() as (address, _, sessions), router(address) as mine:
+        for name in ("a", "b"):
+            mine.session.start(order(name))
+        await eventually(lambda: sessions.attempts == 2)
+        failure = Failure(AttemptId("a", 0), FailureCode.TRANSFER, "why")
+        for _ in range(2):
+            sessions.failed(failure)
+            sessions.rejected(AttemptId("b", 0), "full")
+        await eventually(lambda: mine.heard.items("rejected"))
+        assert mine.heard.items("failures") == [failure]
+        assert mine.heard.items("rejected") == [RejectedAttempt(AttemptId("b", 0), "full")]
+        assert sessions.attempts == 0
+
+
+async def test_a_router_that_goes_aborts_its_own_attempts() -> None:
+    async with serving() as (address, worker, sessions), router(address, "1") as other:
+        other.session.start(order("other"))
+        async with router(address, "2") as mine:
+            for name in ("a", "b", "done"):
+                mine.session.start(order(name))
+            await eventually(lambda: sessions.attempts == 4)
+            sessions.forget(AttemptId("done", 0))
+        await eventually(lambda: sessions.attempts == 1)
+        assert sorted(worker.aborted) == [AttemptId("a", 0), AttemptId("b", 0)]
+        assert mine.heard.losses == ["the router closes the session"]
+
+
+async def test_a_worker_that_goes_is_lost_and_found_again() -> None:
+    worker = ScriptedWorker()
+    async with socket_address() as address:
+        mine = Router(address, "router")
+        try:
+            for times in (1, 2):
+                async with listening(address, SessionServer(INFO, worker).handler()):
+                    await mine.opened(times)
+                    assert mine.session.info is not None
+                await eventually(lambda times=times: len(mine.heard.losses) == times)
+                assert mine.session.info is None
+        finally:
+            await mine.close()
+        assert len(mine.heard.losses) == 2, "what is not open cannot be lost"
+
+
+async def test_nothing_of_an_older_session_counts_in_a_new_one() -> None:
+    worker = ScriptedWorker()
+    async with socket_address() as address:
+        mine = Router(address, "router")
+        try:
+            old = SessionServer(INFO, worker)
+            old.drain()
+            async with listening(address, old.handler()):
+                await eventually(lambda: mine.session.draining)
+                assert mine.session.load == worker.told
+            seen: list[tuple[bool, Load]] = []
+            mine.heard.opened = lambda session: seen.append((session.draining, session.load))
+            async with listening(address, SessionServer(INFO, worker).handler()):
+                await eventually(lambda: bool(seen))
+            assert seen == [(False, Load(free_blocks=INFO.limits.num_blocks))]
+        finally:
+            await mine.close()
+
+
+async def test_load_comes_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session_server.LOAD_INTERVAL_S <= 1
+    monkeypatch.setattr(session_server, "LOAD_INTERVAL_S", 0.01)
+    async with serving() as (address, worker, _), router(address) as mine:
+        await eventually(lambda: len(mine.heard.updates) >= 3)
+        assert mine.session.load == worker.told
+        worker.told = Load(waiting=9)
+        await eventually(lambda: mine.session.load == worker.told)
+
+
+async def silent(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    await context.write(wire.Up(welcome=encode_welcome(INFO)).SerializeToString())
+    await asyncio.Event().wait()
+
+
+def handler(behaviour) -> grpc.GenericRpcHandler:
+    return grpc.method_handlers_generic_handler(
+        SERVICE, {"Session": grpc.stream_stream_rpc_method_handler(behaviour)}
+    )
+
+
+async def test_a_silent_worker_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session_client.SILENCE_LIMIT_S > 2 * session_server.LOAD_INTERVAL_S
+    monkeypatch.setattr(session_client, "SILENCE_LIMIT_S", 0.05)
+    async with (
+        socket_address() as address,
+        listening(address, handler(silent)),
+        router(address) as mine,
+    ):
+        await eventually(lambda: bool(mine.heard.losses))
+        assert "silent" in mine.heard.losses[0]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        wire.Up(welcome=encode_welcome(INFO)),
+        wire.Up(),
+        wire.Up(step=wire.Step(tokens=[wire.Tokens()])),
+    ],
+    ids=["second welcome", "nothing", "item without id"],
+)
+async def test_a_worker_that_talks_nonsense_is_lost(nonsense: wire.Up) -> None:
+    async def talk(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        await context.write(wire.Up(welcome=encode_welcome(INFO)).SerializeToString())
+        await context.write(nonsense.SerializeToString())
+        await asyncio.Event().wait()
+
+    async with (
+        socket_address() as address,
+        listening(address, handler(talk)),
+        router(address) as mine,
+    ):
+        await eventually(lambda: bool(mine.heard.losses))
+        await mine.opened(2)  # and it is tried again
+
+
+async def test_a_worker_of_another_version_never_opens(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        welcome = encode_welcome(INFO)
+        welcome.protocol_version += 1
+        await context.write(wire.Up(welcome=welcome).SerializeToString())
+        await asyncio.Event().wait()
+
+    async with socket_address() as address, listening(address, handler(talk)):
+        mine = Router(address, "router")
+        await eventually(lambda: "protocol 2" in caplog.text)
+        await mine.close()
+        assert not mine.heard.openings
+        assert not mine.heard.losses
+
+
+async def test_a_hung_step_is_a_lost_worker() -> None:
+    async with serving() as (address, worker, _), router(address) as mine:
+        worker.told = Load(step_age_s=session_client.STEP_AGE_LIMIT_S + 1)
+        await eventually(lambda: bool(mine.heard.losses))
+        assert "a step has been running for 301 s" in mine.heard.losses[0]
+
+
+async def test_a_draining_worker_rejects_and_ends_what_it_has() -> None:
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        mine.session.start(order("old"))
+        mine.session.drain()
+        mine.session.start(order("new"))
+        await eventually(lambda: mine.heard.items("rejected"))
+        (rejected,) = mine.heard.items("rejected")
+        assert rejected.attempt == AttemptId("new", 0)
+        assert "draining" in rejected.reason
+        assert mine.session.draining
+        sessions.tokens(delta("old", 0, 5))
+        await eventually(lambda: mine.heard.items("deltas") == [delta("old", 0, 5)])
+        assert worker.started == [order("old")]
+
+
+@pytest.mark.parametrize("roles", [Role.PREFILL, COLOCATED])
+async def test_an_order_for_another_role_fails(roles: Role) -> None:
+    async with serving() as (address, worker, _), router(address) as mine:
+        wrong = order("a", roles=roles)
+        if roles == COLOCATED:
+            (sequence,) = wrong.sequences
+            sequence = dataclasses.replace(sequence, transfer_id=b"")
+            wrong = dataclasses.replace(wrong, sequences=(sequence,))
+        mine.session.start(wrong)
+        await eventually(lambda: mine.heard.items("failures"))
+        (failure,) = mine.heard.items("failures")
+        assert failure.code is FailureCode.INVALID
+        assert not worker.started
+
+
+async def test_a_router_that_does_not_read_loses_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_UNSENT_TOKENS", 10)
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        mine.session.start(order("a"))
+        await eventually(lambda: sessions.attempts == 1)
+        for index in range(11):  # the loop gives the stream no chance to send
+            sessions.tokens(delta("a", index, index))
+        await eventually(lambda: worker.aborted == [AttemptId("a", 0)])
+        await eventually(lambda: mine.heard.losses == ["closed by the worker"])
