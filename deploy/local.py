@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from deploy.devices import find_accelerators, installed_backends
 from deploy.processes import LocalWorkers
 from deploy.router import RunningRouter, fetch_model, listen, running_router
 from deploy.signals import unless_stopped
@@ -39,10 +40,11 @@ async def running_deployment(
         else f"{topology.prefill} prefill and {topology.decode} decode workers"
     )
     log.info("%s: %s", config.model.model, shape)
+    accelerators = find_accelerators(config.jax_platforms, installed_backends())
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(topology, flags) as workers,
+        LocalWorkers(topology, flags, accelerators) as workers,
         running_router(listener, folders, config.model, config.http, workers.addresses) as router,
     ):
         log.info("listening at %s, not ready yet", router.url)

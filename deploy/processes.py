@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deploy.devices import Accelerators
 from settings.config import Topology
+from settings.environment import child_environment
 
 log = logging.getLogger("hexserve.launcher")
 
@@ -65,8 +67,17 @@ def plan_workers(topology: Topology | None, folder: Path) -> list[WorkerProcess]
 class LocalWorkers:
     """The workers of one deployment. Use as `async with`; leaving it ends every process."""
 
-    def __init__(self, topology: Topology | None, flags: Sequence[str]) -> None:
-        """`flags` are handed on to every worker."""
+    def __init__(
+        self, topology: Topology | None, flags: Sequence[str], accelerators: Accelerators
+    ) -> None:
+        """`flags` are handed on to every worker.
+
+        Raises:
+            ConfigError: there are fewer accelerators than workers.
+        """
+        workers = 1 if topology is None else topology.prefill + topology.decode
+        accelerators.check_enough(workers)
+        self._accelerators = accelerators
         # Short: a socket's path has 107 bytes at most. mkdtemp makes it mode 0700.
         self._folder = Path(tempfile.mkdtemp(prefix="hexserve-"))
         self.workers = plan_workers(topology, self._folder)
@@ -81,8 +92,8 @@ class LocalWorkers:
 
     async def __aenter__(self) -> LocalWorkers:
         try:
-            for worker in self.workers:
-                await self._start(worker)
+            for index, worker in enumerate(self.workers):
+                await self._start(worker, index)
         except BaseException:
             await self.stop()
             raise
@@ -91,7 +102,7 @@ class LocalWorkers:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def _start(self, worker: WorkerProcess) -> None:
+    async def _start(self, worker: WorkerProcess, index: int) -> None:
         arguments = [f"--address={worker.address}", "--exit_with_stdin", *self._flags]
         if worker.cpus:
             arguments.append(f"--cpus={','.join(map(str, worker.cpus))}")
@@ -104,6 +115,7 @@ class LocalWorkers:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env=child_environment(self._accelerators.environment_of(index)),
             start_new_session=True,  # a terminal's Ctrl-C is for this process to hand on
         )
         cores = "all cores" if worker.cpus is None else f"cores {worker.cpus}"

@@ -45,6 +45,7 @@ def serve_config(
         topology=topology,
         log_level=_log_level(values, environment),
         cache=environment.cache,
+        jax_platforms=environment.jax_platforms,
     )
     values.model = model.model
     return config, flags.spell(values, SHARED)

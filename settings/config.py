@@ -116,7 +116,10 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """A whole deployment on this machine. `topology` None is one colocated worker."""
+    """A whole deployment on this machine.
+
+    `topology` None is one colocated worker; `jax_platforms` "" leaves the choice to jax.
+    """
 
     model: ModelConfig
     engine: EngineConfig
@@ -124,6 +127,7 @@ class ServeConfig:
     topology: Topology | None
     log_level: str
     cache: Path
+    jax_platforms: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class Environment:
     Attributes:
         on_vertex: an `AIP_*` variable is set.
         storage_uri: the model when `--model` is absent.
+        jax_platforms: JAX_PLATFORMS, "" when it leaves the choice to jax.
     """
 
     cache: Path
@@ -29,6 +30,7 @@ class Environment:
     health_route: str
     predict_route: str
     storage_uri: str | None
+    jax_platforms: str
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -55,7 +57,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         health_route=_route(vertex, "AIP_HEALTH_ROUTE", "/ping"),
         predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
         storage_uri=vertex.get("AIP_STORAGE_URI") or None,
+        jax_platforms=env.get("JAX_PLATFORMS", ""),
     )
+
+
+def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `additions`, for a process that it starts."""
+    return {**os.environ, **additions}
 
 
 def quiet_grpc() -> None:

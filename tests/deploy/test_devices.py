@@ -1,0 +1,58 @@
+"""Accelerators of a host, and one for each worker process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.devices import Accelerators, find_accelerators
+from deploy.processes import LocalWorkers
+from settings.config import Topology
+from settings.errors import ConfigError
+
+BOTH = frozenset({"tpu", "gpu"})
+
+
+def host(folder: Path, *devices: str) -> Path:
+    for name in devices:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("devices", "platforms", "backends", "expected"),
+    [
+        ((), "", BOTH, ("cpu", 0)),
+        (("accel0", "accel1"), "", BOTH, ("tpu", 2)),
+        (("vfio/0", "vfio/1", "vfio/vfio"), "", BOTH, ("tpu", 2)),
+        (("nvidia0", "nvidiactl"), "", BOTH, ("gpu", 1)),
+        (("nvidia0",), "cpu", BOTH, ("cpu", 0)),
+        (("nvidia0",), "", frozenset(), ("cpu", 0)),
+        (("accel0",), "tpu,cpu", BOTH, ("tpu", 1)),
+    ],
+)
+def test_device_files_are_counted(
+    tmp_path: Path,
+    devices: tuple[str, ...],
+    platforms: str,
+    backends: frozenset[str],
+    expected: tuple[str, int],
+) -> None:
+    found = find_accelerators(platforms, backends, host(tmp_path, *devices))
+    assert (found.kind, found.count) == expected
+
+
+def test_more_workers_than_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"4 workers need 4 tpu devices, this host has 2"):
+        LocalWorkers(Topology(3, 1), [], Accelerators("tpu", 2))
+    Accelerators("tpu", 4).check_enough(4)
+    Accelerators("cpu", 0).check_enough(64)
+
+
+def test_each_worker_sees_one_device() -> None:
+    tpu = Accelerators("tpu", 4)
+    assert tpu.environment_of(3)["TPU_VISIBLE_CHIPS"] == "3"
+    assert Accelerators("gpu", 2).environment_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert Accelerators("cpu", 0).environment_of(1) == {}
