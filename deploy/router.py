@@ -154,8 +154,8 @@ class _Server(uvicorn.Server):
 
 
 def _tell_load(pool: WorkerPool, metrics: RouterMetrics) -> None:
-    running, waiting, usage = pool.total_load()
-    metrics.set_load(running=running, waiting=waiting, kv_cache_usage=usage)
+    running, waiting, usage, compiles = pool.total_load()
+    metrics.set_load(running=running, waiting=waiting, kv_cache_usage=usage, compiles=compiles)
 
 
 def router_main(config: RouterConfig) -> int:

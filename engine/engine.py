@@ -64,7 +64,9 @@ class Engine:
         """The load after the last step, with the age of the running one; any thread."""
         began = self._step_began
         age = 0.0 if began is None else time.monotonic() - began
-        return dataclasses.replace(self._load, step_age_s=age)
+        return dataclasses.replace(
+            self._load, step_age_s=age, compiles=self._runner.compiles_after_warm_up
+        )
 
     def check_invariants(self) -> None:
         """See Scheduler.check_invariants; between steps only."""

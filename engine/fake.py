@@ -43,6 +43,10 @@ class FakeRunner:
     def warm_up(self) -> None:
         """Nothing to compile."""
 
+    @property
+    def compiles_after_warm_up(self) -> int:
+        return 0
+
     def run(self, plan: StepPlan) -> StepOutcome:
         outcome = StepOutcome()
         for entry in plan.entries:

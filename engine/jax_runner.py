@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 
 from engine import sampling
 from engine.batches import pack_batch, pack_sampling
+from engine.compiles import CompileCounter
 from engine.kernels import reference as kernels
 from engine.models import decoder
 from engine.models.decoder import KVPools, Params
@@ -30,6 +30,7 @@ from engine.plan import (
 from engine.programs import ProgramShape, smallest
 from engine.sharding import sharding_of
 from engine.types import TokenLogprobs
+from telemetry.progress import progress
 
 log = logging.getLogger("hexserve.engine")
 
@@ -85,34 +86,29 @@ class JaxRunner:
         self._pools = KVPools(zeros(), zeros())
         self._replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=self._replicated)
+        self._compiles = CompileCounter()
         self._forward: dict[ProgramShape, Any] = {}
         self._sample: dict[int, Any] = {}
         self._export = jax.jit(_export)
         self._import = jax.jit(_import, donate_argnums=0)
         self._load_counts = jax.jit(sampling.load_counts, donate_argnums=0)
 
-    @property
-    def chunk_tokens(self) -> int:
-        return self._chunk_tokens
-
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""
-        began = time.monotonic()
-        for done, shape in enumerate(self._shapes, 1):
+        for shape in progress(self._shapes, "warm-up: programs", log):
             self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
-            if done == len(self._shapes) or done % 4 == 0:
-                log.info(
-                    "warm-up: %d of %d programs, %.1f s",
-                    done,
-                    len(self._shapes),
-                    time.monotonic() - began,
-                )
         nowhere = np.full(self._chunk_tokens, self._num_slots, np.int32)
         exported = self._export(self._pools, nowhere)
         zeros = tuple(np.zeros(e.shape, e.dtype) for e in exported)
         self._pools = self._import(self._pools, nowhere, zeros)
         self._run_load_counts(LoadTokenCounts(0, (), ()))
         jax.block_until_ready((self._pools, self._counts))
+        self._compiles.reset()
+
+    @property
+    def compiles_after_warm_up(self) -> int:
+        """See engine.runner.Runner."""
+        return self._compiles.count
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """See engine.runner.Runner."""

@@ -13,6 +13,10 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Compile every program, so that no request waits for a compiler."""
 
+    @property
+    def compiles_after_warm_up(self) -> int:
+        """Programs compiled since `warm_up`; above 0, some request has waited for a compiler."""
+
     def run(self, plan: StepPlan) -> StepOutcome:
         """Execute `plan` and wait for what it samples and exports.
 

@@ -161,7 +161,8 @@ class Load:
     """How busy an engine is, as the router weighs it.
 
     Blocks are counted by owner: free + cached + running + exported = total.
-    `step_age_s` is how long the step now running has been running, 0 when idle.
+    `step_age_s` is how long the step now running has been running, 0 when idle; `compiles`
+    how many programs were compiled after the warm-up, 0 in a sound engine.
     """
 
     waiting: int = 0
@@ -172,6 +173,7 @@ class Load:
     running_blocks: int = 0
     exported_blocks: int = 0
     step_age_s: float = 0.0
+    compiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,6 +336,7 @@ def encode_load(load: Load, *, draining: bool) -> wire.Load:
         running_blocks=load.running_blocks,
         exported_blocks=load.exported_blocks,
         step_age_s=load.step_age_s,
+        compiles=load.compiles,
         draining=draining,
     )
 
@@ -347,7 +348,7 @@ def decode_step(message: wire.Step) -> StepUpdate:
         m = message.load
         load = Load(
             m.waiting, m.running, m.waiting_tokens, m.free_blocks, m.cached_blocks,
-            m.running_blocks, m.exported_blocks, m.step_age_s,
+            m.running_blocks, m.exported_blocks, m.step_age_s, m.compiles,
         )  # fmt: skip
     return StepUpdate(
         tuple(decode_delta(t) for t in message.tokens),

@@ -34,6 +34,9 @@ class RouterMetrics:
         self._kv_usage = self._gauge(
             "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all of them."
         )
+        self._compiles = self._gauge(
+            "hexserve:compiles_after_ready", "Programs compiled after the workers' warm-up."
+        )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._ttft = self._histogram(
@@ -62,8 +65,9 @@ class RouterMetrics:
             registry=self.registry,
         )
 
-    def set_load(self, *, running: int, waiting: int, kv_cache_usage: float) -> None:
+    def set_load(self, *, running: int, waiting: int, kv_cache_usage: float, compiles: int) -> None:
         """Set the gauges: sums over the workers, and the share of KV blocks in use (0..1)."""
+        self._compiles.set(compiles)
         self._running.set(running)
         self._waiting.set(waiting)
         self._kv_usage.set(kv_cache_usage)

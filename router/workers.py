@@ -112,8 +112,8 @@ class WorkerPool:
         all_limits = [w.info.limits for w in self._workers.values()]
         return min(all_limits, key=lambda each: each.max_model_len, default=None)
 
-    def total_load(self) -> tuple[int, int, float]:
-        """(running, waiting, share of the KV blocks in use) over all open workers."""
+    def total_load(self) -> tuple[int, int, float, int]:
+        """(running, waiting, share of the KV blocks in use, compiles) over all open workers."""
         workers = self._workers.values()
         blocks = sum(w.info.limits.num_blocks for w in workers)
         free = sum(w.load.free_blocks + w.load.cached_blocks for w in workers)
@@ -121,6 +121,7 @@ class WorkerPool:
             sum(w.load.running for w in workers),
             sum(w.load.waiting for w in workers),
             1.0 - free / blocks if blocks else 0.0,
+            sum(w.load.compiles for w in workers),
         )
 
     def describe(self) -> list[dict[str, Any]]:
@@ -138,6 +139,7 @@ class WorkerPool:
             "roles": [role.name.lower() for role in worker.info.roles if role.name],
             "running": load.running,
             "waiting": load.waiting,
+            "compiles_after_ready": load.compiles,
             "blocks": {
                 "total": worker.info.limits.num_blocks,
                 "free": load.free_blocks,

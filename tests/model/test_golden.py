@@ -81,6 +81,9 @@ class TestFew:
             assert answer.status_code == 400
             assert "2048" in answer.json()["error"]["message"]
 
+    async def test_nothing_was_compiled_after_ready(self, server: Server) -> None:
+        await check_compiles(server[1])
+
 
 @pytest.mark.full
 @pytest.mark.model
@@ -99,6 +102,9 @@ class TestAll:
     async def test_streamed_text_is_the_whole_text(self, server: Server) -> None:
         await check_streamed(server[1])
 
+    async def test_nothing_was_compiled_after_ready(self, server: Server) -> None:
+        await check_compiles(server[1])
+
 
 SAMPLED: dict[str, list[list[int]]] = {}
 """What each placement has sampled."""
@@ -109,8 +115,9 @@ async def check_sampled(placement: str, url: str) -> None:
         choices = await asyncio.gather(
             *(
                 complete(
-                    client, f"Once upon a time, {i}", max_tokens=24, temperature=1.0, seed=2**40 + i,
-                    top_p=0.95, top_k=i, presence_penalty=0.5 * i, repetition_penalty=1 + 0.1 * i,
+                    client, f"Once upon a time, {i}", max_tokens=24, temperature=1.0,
+                    seed=2**40 + i, top_p=0.95, top_k=i, presence_penalty=0.5 * i,
+                    repetition_penalty=1 + 0.1 * i,
                 )
                 for i in range(5)
             )
@@ -136,3 +143,9 @@ async def check_streamed(url: str) -> None:
                         pieces.append(event["choices"][0]["text"])
             assert len(pieces) > 4
             assert "".join(pieces) == whole["text"]
+
+
+async def check_compiles(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        workers = (await client.get("/health")).json()["workers"]
+    assert {worker["compiles_after_ready"] for worker in workers} == {0}

@@ -103,7 +103,7 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     await client.complete(prompt="abc", stop="l")
     generator.script = [GenerationFailed("lost")]
     await client.post("/v1/completions", {"prompt": "p"})
-    client.context.metrics.set_load(running=3, waiting=2, kv_cache_usage=0.25)
+    client.context.metrics.set_load(running=3, waiting=2, kv_cache_usage=0.25, compiles=0)
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if line[0] != "#")

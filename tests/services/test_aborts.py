@@ -49,11 +49,9 @@ async def cancelled(task: asyncio.Task) -> None:
 
 
 async def check_whole(served: Deployment) -> None:
-    """Idle, and still of use."""
+    """Idle, and still of use. Leaving the deployment recounts every engine's blocks."""
     open_all(served)
     await served.until_idle()
-    for member in served.members.values():
-        member.engine.check_invariants()
     assert await served.ask(PROMPT) == expected(PROMPT, 8)
     await served.until_idle()
 

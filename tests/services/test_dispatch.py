@@ -80,7 +80,12 @@ class Scene:
 
     async def ask(self) -> asyncio.Task[TokenDelta]:
         """The next delta, asked for and not there yet."""
-        task = asyncio.ensure_future(anext(self.stream))
+
+        async def bounded() -> TokenDelta:
+            async with asyncio.timeout(2):
+                return await anext(self.stream)
+
+        task = asyncio.create_task(bounded())
         await asyncio.sleep(0)
         return task
 

@@ -1,0 +1,194 @@
+"""What the router adds to a token's way from a worker to a client.
+
+    python -m benchmarks.router [--streams 32] [--rounds 5] [--json FILE] [--check]
+
+A worker without an engine sends tokens at a fixed pace and notes when; see
+benchmarks/paced_worker.py. Each round takes them once over a bare session with the worker
+and once over HTTP by way of `python -m router --model fake`, for one stream and then for
+many at once. A token's way ends when the client has the message, or the whole event, that
+carries it. What the router adds is the difference, at the median and the 99th percentile of
+all tokens; figures are medians over rounds.
+
+The streams of a round are steps of one batch, as a real worker's are: all tokens of a step
+reach the router in one message, and its last event waits for the others. Client, router and
+worker share the machine, so on few cores they wait for each other, and that counts as well.
+
+Exit status: 0; 1 when a way cannot be measured and, with --check, when the router adds
+--limit-ms or more at the median of either load; 2 for a wrong command line.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.report import print_line
+from benchmarks.router_processes import StartError, running_router
+from benchmarks.router_report import RouterReport, round_figures, streams_name
+from benchmarks.stats import host_info
+from benchmarks.token_stamps import MAX_REQUESTS, Nanoseconds, create_stamps
+from benchmarks.token_ways import DirectWay, RoutedWay, Way, WayError
+
+_PIPE_WIDTH = 110
+_PATIENCE_S = 30.0
+"""How much longer than its pace a way may take."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    args = _parse(argv)
+    out = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    status = Console(stderr=True)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        report = uvloop.run(measure(args, status))
+    except (StartError, WayError) as error:
+        print_line(status, f"cannot measure: {error}", style="red")
+        return 1
+    except KeyboardInterrupt:
+        status.print("interrupted")
+        return 130
+    report.print(out)
+    if args.json:
+        settings = {
+            "benchmark": "router",
+            "started": started,
+            "host": host_info(),
+            "tokens": args.tokens,
+            "rate": args.rate,
+        }
+        args.json.write_text(json.dumps(report.as_json(settings), indent=1) + "\n")
+    if not args.check:
+        return 0
+    missed = report.missed(args.limit_ms)
+    for line in missed:
+        print_line(out, f"missed: {line}", style="red")
+    if not missed:
+        print_line(out, f"check passed: under {args.limit_ms:g} ms at the median", style="green")
+    return 1 if missed else 0
+
+
+async def measure(args: argparse.Namespace, status: Console) -> RouterReport:
+    """Start worker and router, and take both ways for every load, round by round.
+
+    Raises:
+        StartError, WayError: a process does not come up, or tokens do not come through.
+    """
+    loads = sorted({1, args.streams})
+    report = RouterReport()
+    with tempfile.TemporaryDirectory(prefix="hexserve-") as name:
+        folder = Path(name)
+        stamps = create_stamps(folder / "stamps.npy", _requests(args), args.tokens)
+        address = f"unix:{folder / 'worker.sock'}"
+        async with running_router(folder, folder / "stamps.npy", address, 1 / args.rate) as url:
+            run = _Run(stamps, args.tokens / args.rate + _PATIENCE_S)
+            direct, routed = DirectWay(address), RoutedWay(url)
+            with _progress(status) as progress:
+                task = progress.add_task("", total=len(loads) * args.rounds)
+                for way in (direct, routed):  # not counted
+                    await run(way, args.streams)
+                for number, streams in itertools.product(range(args.rounds), loads):
+                    title = f"{streams_name(streams)}, round {number + 1}/{args.rounds}"
+                    progress.update(task, description=title)
+                    if not status.is_terminal:
+                        print_line(status, title)
+                    first = await run(direct, streams)
+                    report.add(streams, round_figures(first, await run(routed, streams)))
+                    progress.advance(task)
+    return report
+
+
+def _requests(args: argparse.Namespace) -> int:
+    """How many requests a measurement makes, over both ways and with those not counted."""
+    loads: set[int] = {1, args.streams}
+    return int(2 * (args.streams + args.rounds * sum(loads)))
+
+
+class _Run:
+    """Sends requests of ever new numbers."""
+
+    def __init__(self, stamps: Nanoseconds, limit_s: float) -> None:
+        self._stamps = stamps
+        self._next = 0
+        self._limit_s = limit_s
+
+    async def __call__(self, way: Way, streams: int) -> Nanoseconds:
+        """The nanoseconds of each token of `streams` new requests on their way."""
+        first, self._next = self._next, self._next + streams
+        requests = range(first, self._next)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                arrivals = await way(requests, self._stamps.shape[1])
+        except TimeoutError:
+            raise WayError(f"tokens are missing after {self._limit_s:.0f} s") from None
+        return arrivals - self._stamps[first : self._next]
+
+
+def _progress(status: Console) -> Progress:
+    """A bar on a terminal, no bar elsewhere; redrawn seldom, to leave the cores alone."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=status,
+        disable=not status.is_terminal,
+        refresh_per_second=2,
+        transient=True,
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.router", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--streams", type=_positive_int, help="streams at once, beside a single one; default 32"
+    )
+    parser.add_argument("--tokens", type=_positive_int, help="of each stream; default 100")
+    parser.add_argument("--rounds", type=_positive_int, help="default 5")
+    parser.add_argument(
+        "--rate", type=_positive, default=50.0, help="tokens/s of each stream; default 50"
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller defaults, for a smoke test")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--check", action="store_true", help="exit 1 when the target is missed")
+    parser.add_argument(
+        "--limit-ms", type=_positive, default=2.0, help="the target of --check; default 2"
+    )
+    args = parser.parse_args(argv)
+    for name, quick, full in (("streams", 4, 32), ("tokens", 25, 100), ("rounds", 1, 5)):
+        if getattr(args, name) is None:
+            setattr(args, name, quick if args.quick else full)
+    if _requests(args) > MAX_REQUESTS:
+        parser.error(f"--streams and --rounds make more than {MAX_REQUESTS} requests")
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: no such folder")
+    return args
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value:g} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
