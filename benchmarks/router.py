@@ -6,8 +6,8 @@ A worker without an engine sends tokens at a fixed pace and notes when; see
 benchmarks/paced_worker.py. Each round takes them once over a bare session with the worker
 and once over HTTP by way of `python -m router --model fake`, for one stream and then for
 many at once. A token's way ends when the client has the message, or the whole event, that
-carries it. What the router adds is the difference, at the median and the 99th percentile of
-all tokens; figures are medians over rounds.
+carries it. What the router adds is the difference of the two ways' medians over all tokens;
+figures are medians over rounds.
 
 The streams of a round are steps of one batch, as a real worker's are: all tokens of a step
 reach the router in one message, and its last event waits for the others. Client, router and

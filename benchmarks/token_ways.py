@@ -6,12 +6,11 @@ at, so whatever the router does with a message counts as the router's.
 """
 
 import asyncio
-import contextlib
 import json
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol, cast
 
@@ -32,16 +31,6 @@ class WayError(Exception):
     """Not every token has come, or not as it was sent."""
 
 
-@contextlib.contextmanager
-def _lost_peers_are_way_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise WayError(f"the session with the worker: {error.details()}") from error
-    except OSError as error:
-        raise WayError(f"the connection to the router: {error}") from error
-
-
 class Way(Protocol):
     """Asks for `tokens` tokens of each request, all at once.
 
@@ -58,34 +47,44 @@ class DirectWay:
         self._address = address
 
     async def __call__(self, requests: Sequence[int], tokens: int) -> Nanoseconds:
-        rows = {f"request-{request}": row for row, request in enumerate(requests)}
-        arrivals = np.zeros((len(rows), tokens), np.int64)
-        missing = arrivals.size
         async with grpc.aio.insecure_channel(self._address, options=MESSAGE_LIMITS) as channel:
             session = channel.stream_stream(
                 f"/{SERVICE}/Session",
                 request_serializer=wire.Down.SerializeToString,
                 response_deserializer=wire.Up.FromString,
             )()
-            hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id="benchmark")
-            await session.write(wire.Down(hello=hello))
-            for name, request in zip(rows, requests, strict=True):
-                await session.write(wire.Down(start=_start(name, request, tokens)))
-            while missing:
-                up = await session.read()
-                now = time.monotonic_ns()
-                if up is grpc.aio.EOF:
-                    raise WayError("the worker has closed the session")
-                if up.step.failed or up.step.rejected:
-                    raise WayError(f"the worker does not serve: {up.step}")
-                for part in up.step.tokens:
-                    end = part.index + len(part.tokens)
-                    if list(part.tokens) != [token_at(i) for i in range(part.index, end)]:
-                        raise WayError(f"tokens from {part.index} on are {list(part.tokens)}")
-                    arrivals[rows[part.request_id], part.index : end] = now
-                    missing -= len(part.tokens)
-            session.cancel()
-        return arrivals
+            try:
+                return await _ask(session, requests, tokens)
+            except grpc.aio.AioRpcError as error:
+                raise WayError(f"the session with the worker: {error.details()}") from error
+            finally:
+                session.cancel()
+
+
+async def _ask(
+    session: grpc.aio.StreamStreamCall, requests: Sequence[int], tokens: int
+) -> Nanoseconds:
+    rows = {f"request-{request}": row for row, request in enumerate(requests)}
+    arrivals = np.zeros((len(rows), tokens), np.int64)
+    missing = arrivals.size
+    hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id="benchmark")
+    await session.write(wire.Down(hello=hello))
+    for name, request in zip(rows, requests, strict=True):
+        await session.write(wire.Down(start=_start(name, request, tokens)))
+    while missing:
+        up = await session.read()
+        now = time.monotonic_ns()
+        if up is grpc.aio.EOF:
+            raise WayError("the worker has closed the session")
+        if up.step.failed or up.step.rejected:
+            raise WayError(f"the worker does not serve: {up.step}")
+        for part in up.step.tokens:
+            end = part.index + len(part.tokens)
+            if list(part.tokens) != [token_at(index) for index in range(part.index, end)]:
+                raise WayError(f"tokens from {part.index} on are {list(part.tokens)}")
+            arrivals[rows[part.request_id], part.index : end] = now
+            missing -= len(part.tokens)
+    return arrivals
 
 
 def _start(name: str, request: int, tokens: int) -> wire.Start:
@@ -104,12 +103,10 @@ class RoutedWay:
         self._port = int(port)
 
     async def __call__(self, requests: Sequence[int], tokens: int) -> Nanoseconds:
-        loop = asyncio.get_running_loop()
         connections: list[_Connection] = []
         try:
             for _ in requests:
-                _, connection = await loop.create_connection(_Connection, self._host, self._port)
-                connections.append(connection)
+                connections.append(await self._connect())
             for connection, request in zip(connections, requests, strict=True):
                 connection.send(self._http_request(request, tokens))
             for connection in connections:
@@ -118,6 +115,14 @@ class RoutedWay:
             for connection in connections:
                 connection.close()
         return np.array([event_arrivals(each.reads, tokens) for each in connections], np.int64)
+
+    async def _connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(_Connection, self._host, self._port)
+        except OSError as error:
+            raise WayError(f"no connection to the router: {error}") from error
+        return connection
 
     def _http_request(self, request: int, tokens: int) -> bytes:
         body = json.dumps(

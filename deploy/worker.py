@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 
@@ -19,7 +19,7 @@ from checkpoint.source import resolve
 from decode_worker.service import DecodeService
 from deploy.addresses import WorkerAddress, parse_address
 from deploy.engine_thread import EngineThread
-from deploy.signals import run_until_signalled, unless_stopped
+from deploy.signals import in_daemon_thread, leave, run_until_signalled, unless_stopped
 from engine.build import BuiltEngine, build_engine
 from engine.events import Rejected, StepResult
 from engine.models.traits import UnsupportedModel
@@ -36,6 +36,8 @@ log = logging.getLogger("hexserve.worker")
 
 READY = "ready"
 """The word in the log line that says a worker serves."""
+SESSION_GRACE_S = 0.2
+"""Sessions end by themselves within this time; gRPC then breaks what is left."""
 
 
 class WorkerHost:
@@ -146,8 +148,9 @@ class WorkerHost:
 
     async def close(self) -> None:
         """Break the sessions, end the transfers, and stop the engine."""
+        self._sessions.close()
         if self._server is not None:
-            await self._server.stop(grace=0)
+            await self._server.stop(SESSION_GRACE_S)
         await self._decode.close()
         if self._shm is not None:
             await self._shm.close()
@@ -159,7 +162,7 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
     """Load, warm up, serve until `stop`, and leave nothing behind."""
     began = time.monotonic()
     address = parse_address(config.address, config.advertise)
-    built = await unless_stopped(asyncio.to_thread(_load, config, roles), stop)
+    built = await unless_stopped(in_daemon_thread(_load, config, roles), stop)
     if built is None:
         return
     host = WorkerHost(built, roles, address)
@@ -168,7 +171,7 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
         limits = built.limits
         log.info(
             "%s worker %s at %s: %d tokens of context, %d sequences at once, %.1f s",
-            _role_name(roles), READY, config.address, limits.max_model_len, limits.max_seqs,
+            roles, READY, config.address, limits.max_model_len, limits.max_seqs,
             time.monotonic() - began,
         )  # fmt: skip
         await host.serve(stop)
@@ -178,7 +181,7 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
 
 def _load(config: WorkerConfig, roles: Role) -> BuiltEngine:
     folder = resolve(config.model.model, config.cache, config.model.revision)
-    _set_up_jax(config.cache / "xla" / _role_name(roles))
+    _set_up_jax(config.cache / "xla" / str(roles))
     built = build_engine(folder, config.model, config.engine, roles)
     if config.engine.warmup:
         built.runner.warm_up()
@@ -195,19 +198,12 @@ def _set_up_jax(compile_cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _role_name(roles: Role) -> str:
-    if roles == Role.PREFILL:
-        return "prefill"
-    return "decode" if roles == Role.DECODE else "colocated"
-
-
-def worker_main(config: WorkerConfig, roles: Role) -> int:
-    """A worker process from its configuration to its exit code."""
+def worker_main(config: WorkerConfig, roles: Role) -> NoReturn:
+    """A worker process from its configuration to its end."""
     set_up_logging(config.log_level)
-    if config.cpus:
-        os.sched_setaffinity(0, config.cpus)
     code = 0
     try:
+        _pin(config.cpus)
         run_until_signalled(lambda stop: _main(config, roles, stop))
     except (ConfigError, CheckpointError, UnsupportedModel) as error:
         log.error("%s", error)
@@ -216,8 +212,17 @@ def worker_main(config: WorkerConfig, roles: Role) -> int:
         log.exception("the worker has failed")
         code = 1
     # A compile or a load that is still running on a thread must not delay the end.
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
+
+
+def _pin(cpus: tuple[int, ...] | None) -> None:
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        there = sorted(os.sched_getaffinity(0))
+        raise ConfigError(f"--cpus={cpus}: not among the cores {there}") from error
 
 
 async def _main(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> None:

@@ -20,4 +20,4 @@ def main(roles: Role, prog: str) -> None:
         sys.exit(2)
     from deploy.worker import worker_main
 
-    sys.exit(worker_main(config, roles))
+    worker_main(config, roles)

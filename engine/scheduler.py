@@ -110,6 +110,7 @@ class Scheduler:
         """
         if request.id in self._sequences:
             return
+        self._admit()  # what has room does not wait: it must not count as waiting
         refusal = self._never_fits(request)
         if refusal is not None:
             self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))

@@ -19,6 +19,11 @@ class Role(enum.Flag):
     PREFILL = enum.auto()
     DECODE = enum.auto()
 
+    def __str__(self) -> str:
+        """As a person reads it: prefill, decode or colocated."""
+        names = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+        return names.get(self, "colocated")
+
 
 COLOCATED = Role.PREFILL | Role.DECODE
 

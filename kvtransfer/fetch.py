@@ -221,13 +221,15 @@ class Fetch:
             log.exception("fetching KV failed")
             self._fail(TransferAborted(f"the fetch failed: {error!r}"))
         finally:
-            if writer is not None:
-                self._outbox.put_nowait(None)
-                await asyncio.wait([writer], timeout=LAST_WORDS_S)
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-            if self._channel is not None:
-                await self._channel.close()
+            try:
+                if writer is not None:
+                    self._outbox.put_nowait(None)
+                    await asyncio.wait([writer], timeout=LAST_WORDS_S)
+                    writer.cancel()
+                    await asyncio.gather(writer, return_exceptions=True)
+            finally:  # a close that has lost patience cancels the wait above as well
+                if self._channel is not None:
+                    await self._channel.close()
 
     def _say(self, message: Message) -> None:
         if self._watch.failure is None:

@@ -27,7 +27,7 @@ from kvtransfer.payload import copy_into
 from kvtransfer.session import Session
 from kvtransfer.shm_segment import Segment, SegmentPool, SegmentView
 from kvtransfer.source import KVSource
-from kvtransfer.unix_stream import UnixStream
+from kvtransfer.unix_stream import UnixStream, readable
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +161,13 @@ class ShmServer:
         self._task = asyncio.create_task(self._accept())
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        # Not loop.sock_accept: cancelled in the moment of an accept, it would lose a socket.
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._listener)
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                await readable(self._listener)
+                continue
             except OSError as error:
                 log.warning("accepting a KV reader failed: %s", error)
                 await asyncio.sleep(0.1)  # out of descriptors, most likely: do not spin

@@ -21,6 +21,17 @@ def _resolve(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
+async def readable(sock: socket.socket) -> None:
+    """Waits until `sock` has something to read, or to accept."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock.fileno(), _resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
 class UnixStream:
     """Takes over `sock`. One coroutine may read while another writes."""
 

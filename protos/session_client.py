@@ -31,7 +31,7 @@ SILENCE_LIMIT_S = 3.0
 STEP_AGE_LIMIT_S = 300.0
 """A step that runs for longer is hung."""
 _RETRY_FIRST_S = 0.1
-_RETRY_MOST_S = 2.0
+_RETRY_MOST_S = 0.5
 
 
 class SessionLost(Exception):

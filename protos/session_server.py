@@ -95,6 +95,11 @@ class SessionServer:
         """Take no new work from now on."""
         self._draining = True
 
+    def close(self) -> None:
+        """End every session."""
+        for session in self._sessions:
+            session.broken.set()
+
     @property
     def attempts(self) -> int:
         """Attempts that routers wait for."""

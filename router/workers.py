@@ -68,6 +68,7 @@ class WorkerPool:
         self._on_load = on_load
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._closing = False
 
     def listen(self, listener: WorkerListener) -> None:
         """Say who hears of attempts; once, before `open`."""
@@ -78,6 +79,8 @@ class WorkerPool:
         self._tasks = [asyncio.create_task(session.run()) for session in self._sessions]
 
     async def close(self) -> None:
+        """End every session; whatever is in flight is lost."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +176,8 @@ class WorkerPool:
         worker = self._workers.pop(session, None)
         if worker is None:
             return
-        log.warning("worker %s is lost: %s", session.address, reason)
+        if not self._closing:
+            log.warning("worker %s is lost: %s", session.address, reason)
         self._changed.set()
         if self._listener is not None:
             self._listener.lost(worker, reason)

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.router import main
-from benchmarks.router_processes import StartError, running_module
+from benchmarks.router_processes import LoggedProcess, StartError, running_module
 from benchmarks.router_report import FIGURES
 
 
@@ -62,7 +63,21 @@ def test_refusals(flags: list[str], message: str, capsys: pytest.CaptureFixture[
 
 
 def test_a_process_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
-    with running_module(tmp_path / "log", "benchmarks.paced_worker", "--nonsense") as process:
-        with pytest.raises(StartError, match="code 2; its last lines:\n(.|\n)*--nonsense"):
-            while True:
-                process.check(deadline=float("inf"))
+    def watch(process: LoggedProcess) -> None:
+        while True:
+            process.check(deadline=float("inf"))
+            time.sleep(0.01)
+
+    with (
+        running_module(tmp_path / "log", "benchmarks.paced_worker") as process,
+        pytest.raises(StartError, match=r"code 2; its last lines:\n[^$]*--address are|required"),
+    ):
+        watch(process)
+
+
+def test_a_process_that_is_late_is_told_and_ended(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StartError, match="does not become ready"),
+        running_module(tmp_path / "log", "benchmarks.paced_worker") as process,
+    ):
+        process.check(deadline=0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.token_stamps import create_stamps, open_stamps, prompt_of, request_of, token_at
-from benchmarks.token_ways import WayError, event_arrivals
+from benchmarks.token_ways import DirectWay, RoutedWay, Way, WayError, event_arrivals
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -65,3 +65,15 @@ def test_stamps_are_seen_through_another_mapping(tmp_path: Path) -> None:
     written = open_stamps(tmp_path / "stamps.npy")
     written[1, 2] = 7
     assert seen.tolist() == [[0, 0, 0], [0, 0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (DirectWay("unix:/no/such/worker.sock"), "the session with the worker"),
+        (RoutedWay("http://127.0.0.1:1"), "no connection to the router"),
+    ],
+)
+async def test_peers_that_are_not_there_are_told(way: Way, message: str) -> None:
+    with pytest.raises(WayError, match=message):
+        await way([0], 1)

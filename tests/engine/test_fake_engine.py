@@ -89,19 +89,20 @@ def test_resumed_output_continues_as_if_undisturbed() -> None:
 
 
 def test_what_can_never_fit_fails_at_once_and_a_full_queue_rejects() -> None:
-    engine = make_engine(num_blocks=4, max_waiting=1)
+    engine = make_engine(num_blocks=4, max_seqs=1, max_waiting=1)
     engine.submit(Add(request("long", tuple(range(40)))))
     engine.submit(Add(request("big", tuple(range(10)), max_tokens=20)))
     engine.submit(Add(request("vocabulary", (VOCAB,))))
-    engine.submit(Add(request("first", (1,), max_tokens=4)))
-    engine.submit(Add(request("second", (1,), max_tokens=4)))
+    for name in ("first", "second", "third"):  # one runs, one waits
+        engine.submit(Add(request(name, (1,), max_tokens=4)))
     events = run(engine)
     failures = {e.attempt.request_id: e for e in events if isinstance(e, Failure)}
     assert set(failures) == {"long", "big", "vocabulary"}
     assert {f.code for f in failures.values()} == {FailureCode.INVALID}
     assert "40 tokens" in failures["long"].message
-    assert [e.attempt.request_id for e in events if isinstance(e, Rejected)] == ["second"]
-    assert output_of(events, "first") == expected((1,), 4)
+    assert [e.attempt.request_id for e in events if isinstance(e, Rejected)] == ["third"]
+    for name in ("first", "second"):
+        assert output_of(events, name) == expected((1,), 4)
 
 
 def test_handoff_between_two_engines() -> None:

@@ -83,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
         self.reads: dict[int, Read] = {}
-        self.writes: dict[int, tuple[Served, int, np.ndarray, bool]] = {}
+        self.writes: dict[int, tuple[Served, int, np.ndarray, bool | None]] = {}
         scheduler = self.engine._scheduler
         schedule = scheduler.schedule
 
@@ -142,7 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(index=pick)
     def add_again(self, index: int) -> None:
         served = self.choose(index)
-        if served is not None and not served.ended:
+        if served is not None and not served.ended and not served.impostor:
             self.engine.submit(Add(served.request))
 
     @rule(index=pick)
@@ -195,7 +195,9 @@ class EngineMachine(RuleBasedStateMachine):
         known = served.request.known_tokens
         start = max(served.written - count, 0) if repeat else served.written
         piece = known[start : start + count] or (1,)  # or one past the end
-        good = served.admitted and not served.begun and start < len(known)
+        good: bool | None = not served.begun and start < len(known)
+        if good and not served.admitted:
+            good = None  # it may be admitted by the time that this is taken
         arrays = kv_of(piece)
         number = next(self.numbers)
         self.writes[number] = (served, start + len(piece), arrays[0], good)
@@ -285,7 +287,7 @@ class EngineMachine(RuleBasedStateMachine):
             case KVWritten(import_id, ok):
                 served, _, array, good = self.writes.pop(import_id)
                 assert ok or served.ended or not good
-                assert good or not ok
+                assert good is not False or not ok
                 array[:] = -1  # the engine may not look at it any more
             case Failure(attempt, code):
                 self.take_failure(self.served[attempt.request_id], code)
