@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -14,18 +15,20 @@ from checkpoint.fake import cached_fake_model
 
 logger = logging.getLogger("hexserve.checkpoint")
 
-HUB_PATTERNS = ("model*.safetensors", "*.json", "*.jinja")
+TEXT_PATTERNS = ("*.json", "*.jinja")
+HUB_PATTERNS = ("model*.safetensors", *TEXT_PATTERNS)
 """Files of a hub repository that are downloaded, from its top folder only.
 
 Pickled weights never are, nor second copies of the weights under other names.
 """
 
 
-def resolve(model: str, cache: Path, revision: str | None = None) -> Path:
+def resolve(model: str, cache: Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Returns the local folder of `model`, fetching it first where needed.
 
     `model` is `demo` (the demo model), `fake` (the fake model), a local folder, or the id of
-    a Hugging Face Hub repository, of which `revision` picks a branch, tag or commit. A local
+    a Hugging Face Hub repository, of which `revision` picks a branch, tag or commit; without
+    `weights` only its configuration and tokenizer are fetched. A local
     folder that is called like one of the two words is reached as `./demo`. The demo and the
     fake model lie in `cache`; the hub's library keeps its own cache.
 
@@ -49,7 +52,7 @@ def resolve(model: str, cache: Path, revision: str | None = None) -> Path:
         raise CheckpointError(f"{model}: must be a model folder, and this is a file")
     if _is_path(model):
         raise CheckpointError(f"{model}: no such folder")
-    return _from_hub(model, revision)
+    return _from_hub(model, revision, HUB_PATTERNS if weights else TEXT_PATTERNS)
 
 
 def _is_path(model: str) -> bool:
@@ -57,13 +60,13 @@ def _is_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
 
 
-def _from_hub(repo: str, revision: str | None) -> Path:
+def _from_hub(repo: str, revision: str | None, patterns: Sequence[str]) -> Path:
     logger.info("fetching %s from the Hugging Face Hub", repo)
     try:
         folder = huggingface_hub.snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(HUB_PATTERNS),
+            allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
         )
     except hub_errors.HFValidationError as error:

@@ -30,6 +30,9 @@ log = logging.getLogger("hexserve.decode")
 
 RENEW_INTERVAL_S = 5.0
 """How often a prefill worker's lease is renewed while there is no room here."""
+STALL_LIMIT_S = 300.0
+"""How long a pulled chunk may take: a whole prompt is computed in one step. Routers give a
+worker up whose step takes longer."""
 
 
 class SequenceGone(Exception):
@@ -39,10 +42,14 @@ class SequenceGone(Exception):
 class DecodeService:
     """Lives on the worker's asyncio loop."""
 
-    def __init__(self, submit: Callable[[Command], None], layout: KVLayout) -> None:
+    def __init__(
+        self, submit: Callable[[Command], None], layout: KVLayout, chunk_tokens: int
+    ) -> None:
+        """`chunk_tokens`: the most tokens of one WriteKV."""
         self._submit = submit
+        self._chunk_tokens = chunk_tokens
         self._sessions: SessionServer | None = None
-        self._sink = KVSink(layout)
+        self._sink = KVSink(layout, stall_timeout_s=STALL_LIMIT_S)
         self._fetches: dict[AttemptId, asyncio.Task[None]] = {}
         self._admissions: dict[SequenceId, asyncio.Future[None]] = {}
         self._write_ids = itertools.count()
@@ -128,6 +135,11 @@ class DecodeService:
                 )
             await self._reserve(request, fetch)
             async for chunk in fetch.chunks():
+                if chunk.stop - chunk.start > self._chunk_tokens:
+                    raise WireError(
+                        f"a chunk of {chunk.stop - chunk.start} tokens, "
+                        f"{self._chunk_tokens} are the most"
+                    )
                 writes.append(self._write(request.id, chunk))
             await _settled(writes)
             if not all(write.result() for write in writes):
@@ -140,9 +152,11 @@ class DecodeService:
         finally:
             if not done:
                 self._submit(Abort(order.attempt))
-            # The chunks' memory is the engine's until it has answered every write.
-            await _settled(writes)
-            await fetch.close(done=done)
+            try:
+                # The chunks' memory is the engine's until it has answered every write.
+                await _settled(writes)
+            finally:  # an abort may cut that wait short
+                await fetch.close(done=done)
 
     async def _reserve(self, request: SequenceRequest, fetch: Fetch) -> None:
         """Wait for slot and blocks; the other side's lease is kept alive meanwhile."""

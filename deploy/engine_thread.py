@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from deploy.signals import in_daemon_thread
 from engine.engine import Engine
 from engine.events import StepResult
 
@@ -36,10 +37,10 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End after the running step."""
+        """End after the running step; cancelled, the wait leaves nothing for the loop to join."""
         self._stopping = True
         self._engine.wake()
-        await asyncio.to_thread(self._thread.join)
+        await in_daemon_thread(self._thread.join)
 
     def _run(self) -> None:
         try:

@@ -29,7 +29,7 @@ async def running_deployment(
     """
     listener = listen(config.http)
     try:
-        folders = await fetch_model(config.model, config.cache, stop)
+        folders = await fetch_model(config.model, config.cache, stop, weights=True)
     except BaseException:
         listener.close()
         raise
@@ -40,7 +40,9 @@ async def running_deployment(
         else f"{topology.prefill} prefill and {topology.decode} decode workers"
     )
     log.info("%s: %s", config.model.model, shape)
-    accelerators = find_accelerators(config.jax_platforms, installed_backends())
+    accelerators = find_accelerators(
+        config.jax_platforms, installed_backends(), config.visible_devices
+    )
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (

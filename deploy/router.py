@@ -72,8 +72,12 @@ class ModelFolders:
     tokenizer: Path
 
 
-async def fetch_model(model: ModelConfig, cache: Path, stop: asyncio.Event) -> ModelFolders:
+async def fetch_model(
+    model: ModelConfig, cache: Path, stop: asyncio.Event, *, weights: bool
+) -> ModelFolders:
     """Fetch the model and its tokenizer where they are not on this machine.
+
+    `weights`: those as well, for workers on this machine; a router has no use for them.
 
     Raises:
         CheckpointError: one of them cannot be had.
@@ -81,9 +85,10 @@ async def fetch_model(model: ModelConfig, cache: Path, stop: asyncio.Event) -> M
     """
 
     def fetch() -> ModelFolders:
-        folder = resolve(model.model, cache, model.revision).absolute()
-        tokenizer = resolve(model.tokenizer, cache) if model.tokenizer else folder
-        return ModelFolders(folder, tokenizer)
+        folder = resolve(model.model, cache, model.revision, weights=weights).absolute()
+        if not model.tokenizer:
+            return ModelFolders(folder, folder)
+        return ModelFolders(folder, resolve(model.tokenizer, cache, weights=False))
 
     folders = await unless_stopped(in_daemon_thread(fetch), stop)
     if folders is None:
@@ -173,7 +178,7 @@ def router_main(config: RouterConfig) -> int:
 
 async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
     listener = listen(config.http)
-    folders = await fetch_model(config.model, config.cache, stop)
+    folders = await fetch_model(config.model, config.cache, stop, weights=False)
     async with running_router(
         listener, folders, config.model, config.http, config.workers
     ) as router:

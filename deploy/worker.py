@@ -38,6 +38,8 @@ READY = "ready"
 """The word in the log line that says a worker serves."""
 SESSION_GRACE_S = 0.2
 """Sessions end by themselves within this time; gRPC then breaks what is left."""
+CLOSE_S = 1.5
+"""How long the end waits for a step that is still running, such as a long prompt's."""
 
 
 class WorkerHost:
@@ -55,7 +57,7 @@ class WorkerHost:
         self._engine = built.engine
         submit = self._engine.submit
         self._prefill = PrefillService(submit, layout, built.chunk_tokens)
-        self._decode = DecodeService(submit, layout)
+        self._decode = DecodeService(submit, layout, built.chunk_tokens)
         self._roles = roles
         self._address = address
         sources = address.sources if Role.PREFILL in roles else ()
@@ -176,7 +178,11 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
         )  # fmt: skip
         await host.serve(stop)
     finally:
-        await host.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await host.close()
+        except TimeoutError:
+            log.warning("a step is still running: ending without it")
 
 
 def _load(config: WorkerConfig, roles: Role) -> BuiltEngine:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16)
+import numpy as np
+
 from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
 from engine.blocks import BlockPool
@@ -43,11 +46,7 @@ class KVArray:
 
     @property
     def bytes_per_token(self) -> int:
-        import ml_dtypes
-        import numpy as np
-
-        kind = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype
-        return self.layers * self.heads * self.width * np.dtype(kind).itemsize
+        return self.layers * self.heads * self.width * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)

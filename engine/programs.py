@@ -87,7 +87,7 @@ def program_shapes(roles: Role, extent: Extent, paddings: Paddings) -> tuple[Pro
         seqs = sizes(paddings.decode_seqs, extent.max_decode_seqs, SEQ_GROWTH)
         blocks = sizes(paddings.decode_blocks, extent.max_blocks, BLOCK_GROWTH)
         shapes += [ProgramShape(s, s, b) for s in seqs for b in blocks]
-        rows += seqs[-1]
+        rows = seqs[-1]
         arithmetic.append(
             f"{len(seqs)} batch sizes (--decode_seqs_padding={paddings.decode_seqs} up to "
             f"{seqs[-1]}) x {len(blocks)} table sizes (--decode_blocks_padding="
@@ -95,7 +95,8 @@ def program_shapes(roles: Role, extent: Extent, paddings: Paddings) -> tuple[Pro
         )
     if Role.PREFILL in roles:
         padding, prompts = paddings.prefill_seqs, extent.max_prefill_seqs
-        rows += round_up(prompts, padding) if prompts > padding else prompts
+        # A colocated engine has one slot per sequence, whether it prefills or decodes.
+        rows = rows or (round_up(prompts, padding) if prompts > padding else prompts)
         # More tokens than rows tells these programs from those of one-token rows.
         largest = max(extent.max_prefill_tokens, rows + 1)
         tokens = [t for t in sizes(paddings.prefill_len, largest, TOKEN_GROWTH) if t > rows]

@@ -33,7 +33,7 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence being served.
 

@@ -34,6 +34,8 @@ MESSAGE_LIMITS = (
 )
 TRANSFER_ID_BYTES = 16
 MAX_ID_CHARACTERS = 256
+MAX_CHOICES = 128
+"""OpenAI's limit for `n`."""
 
 _TOKEN = np.dtype("<u4")
 _FINISH = {None: wire.FINISH_NONE, FinishReason.STOP: wire.FINISH_STOP,
@@ -155,6 +157,8 @@ def decode_start(message: wire.Start) -> StartOrder:
     if not prompt:
         raise WireError("an empty prompt")
     numbers = [choice.choice for choice in message.choices]
+    if max(numbers) >= MAX_CHOICES:
+        raise WireError(f"choice {max(numbers)} is not below {MAX_CHOICES}")
     if len(set(numbers)) != len(numbers):
         raise WireError(f"choices {numbers} repeat")
     sequences = tuple(

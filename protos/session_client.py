@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -90,6 +90,8 @@ class WorkerSession:
                     self._end(_reason(error))
                 elif isinstance(error, WireError):
                     log.warning("worker %s: %s", self.address, error)
+            except Exception:  # a fault here must not cost the worker for good
+                log.exception("the session with worker %s has failed", self.address)
             finally:
                 if self.info is not None:
                     self._end("the router closes the session")
@@ -102,7 +104,12 @@ class WorkerSession:
 
     async def _one_session(self) -> None:
         # A channel of its own per session: gRPC's reconnect backoff must not delay ours.
-        options = (*MESSAGE_LIMITS, ("grpc.use_local_subchannel_pool", 1))
+        # No HTTP proxy: one set for the outside world does not lead to workers.
+        options = (
+            *MESSAGE_LIMITS,
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        )
         async with grpc.aio.insecure_channel(self.address, options=options) as channel:
             open_stream = channel.stream_stream(
                 f"/{SERVICE}/Session",
@@ -126,11 +133,7 @@ class WorkerSession:
 
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
         while True:
-            try:
-                async with asyncio.timeout(SILENCE_LIMIT_S):
-                    up = await stream.read()
-            except TimeoutError:
-                raise SessionLost(f"silent for {SILENCE_LIMIT_S:.0f} s") from None
+            up = await _read(stream)
             if up is grpc.aio.EOF:
                 raise SessionLost("closed by the worker")
             match up.WhichOneof("message"):
@@ -153,6 +156,21 @@ class WorkerSession:
             if update.load.step_age_s > STEP_AGE_LIMIT_S:
                 raise SessionLost(f"a step has been running for {update.load.step_age_s:.0f} s")
         self._listener.stepped(self, update)
+
+
+async def _read(stream: grpc.aio.StreamStreamCall) -> Any:
+    """The next message, or grpc.aio.EOF. Raises SessionLost after SILENCE_LIMIT_S without one."""
+    reading = asyncio.ensure_future(stream.read())
+    try:
+        # In two waits: where this loop itself was held up for longer than the first, what
+        # came meanwhile is delivered in the second. A busy router must not lose its workers.
+        for part in (0.8, 0.2):
+            done, _ = await asyncio.wait((reading,), timeout=part * SILENCE_LIMIT_S)
+            if done:
+                return reading.result()
+        raise SessionLost(f"silent for {SILENCE_LIMIT_S:.0f} s")
+    finally:
+        reading.cancel()
 
 
 def _reason(error: Exception) -> str:

@@ -13,6 +13,8 @@ from router.fields import Fields, check_text, show
 from router.sampling import RequestOptions, read_options
 
 ROLES = ("system", "developer", "user", "assistant")
+MAX_MESSAGES = 2048
+"""A body may hold hundreds of thousands; reading them would hold up every other stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ def _messages(fields: Fields) -> list[dict[str, str]]:
         raise BadRequest(f"{param} must be a list, got {show(value)}", param=param)
     if not value:
         raise BadRequest(f"{param} must not be empty", param=param)
+    if len(value) > MAX_MESSAGES:
+        raise BadRequest(
+            f"{param} has {len(value)} messages, the limit is {MAX_MESSAGES}", param=param
+        )
     return [_message(item, f"{param}[{number}]") for number, item in enumerate(value)]
 
 

@@ -78,4 +78,6 @@ def _prompt(fields: Fields, limits: ModelLimits) -> str | list[int]:
         raise BadRequest(f"{param} must not be empty", param=param)
     if isinstance(value, str):
         return check_text(value, param)
+    if len(value) >= limits.max_model_len:
+        return value  # refused for its length by `fit`, without a look at millions of ids
     return check_token_ids(value, param, limits.vocab_size)

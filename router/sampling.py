@@ -186,10 +186,14 @@ def _stop_strings(fields: Fields) -> tuple[str, ...]:
 
 
 def _stop_token_ids(fields: Fields, limits: ModelLimits) -> frozenset[int]:
-    value = fields.raw("stop_token_ids")
+    value, param = fields.raw("stop_token_ids"), fields.param("stop_token_ids")
     if value is None:
         return frozenset()
-    return frozenset(check_token_ids(value, fields.param("stop_token_ids"), limits.vocab_size))
+    if isinstance(value, list) and len(value) > limits.vocab_size:
+        raise BadRequest(
+            f"{param} has {len(value)} ids, the vocabulary has {limits.vocab_size}", param=param
+        )
+    return frozenset(check_token_ids(value, param, limits.vocab_size))
 
 
 def check_token_ids(value: object, param: str, vocab_size: int) -> list[int]:

@@ -18,7 +18,7 @@ from settings.config import (
 from settings.environment import Environment
 from settings.errors import ConfigError
 
-SHARED = (flags.MODEL, flags.ENGINE)
+SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE)
 """The groups that a launcher hands on to its workers."""
 
 
@@ -46,6 +46,7 @@ def serve_config(
         log_level=_log_level(values, environment),
         cache=environment.cache,
         jax_platforms=environment.jax_platforms,
+        visible_devices=environment.visible_devices,
     )
     values.model = model.model
     return config, flags.spell(values, SHARED)
@@ -104,16 +105,9 @@ def _model(values: argparse.Namespace, environment: Environment) -> ModelConfig:
     model = values.model or environment.storage_uri
     if not model:
         raise ConfigError("--model is missing: a Hugging Face model id, a local folder, or demo")
-    return ModelConfig(
-        model=model,
-        tokenizer=values.tokenizer,
-        revision=values.revision,
-        served_model_name=values.served_model_name,
-        load_format=values.load_format,
-        dtype=values.dtype,
-        max_model_len=values.max_model_len,
-        seed=values.seed,
-    )
+    # A router's command line has no flags for the weights.
+    names = ModelConfig.__dataclass_fields__.keys() & vars(values).keys()
+    return ModelConfig(**{name: getattr(values, name) for name in names} | {"model": model})
 
 
 def _engine(values: argparse.Namespace) -> EngineConfig:

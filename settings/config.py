@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from settings.errors import ConfigError
@@ -118,7 +119,8 @@ class HttpConfig:
 class ServeConfig:
     """A whole deployment on this machine.
 
-    `topology` None is one colocated worker; `jax_platforms` "" leaves the choice to jax.
+    `topology` None is one colocated worker; `jax_platforms` "" leaves the choice to jax;
+    `visible_devices` are those of settings.environment.
     """
 
     model: ModelConfig
@@ -128,6 +130,7 @@ class ServeConfig:
     log_level: str
     cache: Path
     jax_platforms: str = ""
+    visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

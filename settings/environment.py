@@ -9,6 +9,8 @@ from pathlib import Path
 
 from settings.errors import ConfigError
 
+VISIBLE_DEVICES = {"tpu": "TPU_VISIBLE_CHIPS", "gpu": "CUDA_VISIBLE_DEVICES"}
+"""Kind of accelerator → the variable that says which of them a process may use."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -20,6 +22,8 @@ class Environment:
         on_vertex: an `AIP_*` variable is set.
         storage_uri: the model when `--model` is absent.
         jax_platforms: JAX_PLATFORMS, "" when it leaves the choice to jax.
+        visible_devices: kind ("tpu", "gpu") → the devices that its variable allows; a kind
+            that is not there is not restricted.
     """
 
     cache: Path
@@ -31,6 +35,7 @@ class Environment:
     predict_route: str
     storage_uri: str | None
     jax_platforms: str
+    visible_devices: Mapping[str, tuple[str, ...]]
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -58,6 +63,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
         storage_uri=vertex.get("AIP_STORAGE_URI") or None,
         jax_platforms=env.get("JAX_PLATFORMS", ""),
+        visible_devices={
+            kind: _devices(env[name]) for kind, name in VISIBLE_DEVICES.items() if name in env
+        },
     )
 
 
@@ -73,6 +81,12 @@ def quiet_grpc() -> None:
     this one starts inherit it.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    """The names in a list; -1, a common way to say "none", is no name."""
+    parts = (part.strip() for part in text.split(","))
+    return tuple(part for part in parts if part and not part.startswith("-"))
 
 
 def _port(text: str | None) -> int | None:

@@ -117,6 +117,13 @@ MODEL = Group(
         Flag("revision", "revision of a Hugging Face model id"),
         Flag("served_model_name", "name of the model in the API (default: --model)"),
         _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
+        Flag("seed", "seeds every generator", _seed, 0),
+    ),
+)  # fmt: skip
+
+WEIGHTS = Group(
+    "weights and context",
+    (
         Flag(
             "load_format", "auto, or dummy for random weights", default="auto",
             choices=("auto", "dummy"),
@@ -129,7 +136,6 @@ MODEL = Group(
         ),
         Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
         Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
-        Flag("seed", "seeds every generator", _seed, 0),
     ),
 )  # fmt: skip
 

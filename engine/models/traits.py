@@ -50,10 +50,6 @@ class Traits:
     mlp_bias: bool
     max_positions: int
 
-    @property
-    def queries_per_kv_head(self) -> int:
-        return self.heads // self.kv_heads
-
 
 _REQUIRED = object()
 

@@ -60,6 +60,12 @@ def test_hub(tmp_path: Path, hub: list[Any]) -> None:
     assert not any("bin" in pattern for pattern in options["allow_patterns"])
 
 
+def test_hub_without_the_weights(tmp_path: Path, hub: list[Any]) -> None:
+    resolve("owner/name", tmp_path, weights=False)
+    ((_, options),) = hub
+    assert options["allow_patterns"] == ["*.json", "*.jinja"]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 from deploy.devices import Accelerators, find_accelerators
 from deploy.processes import LocalWorkers
 from settings.config import Topology
+from settings.environment import read_environment
 from settings.errors import ConfigError
 
 BOTH = frozenset({"tpu", "gpu"})
@@ -40,8 +41,26 @@ def test_device_files_are_counted(
     backends: frozenset[str],
     expected: tuple[str, int],
 ) -> None:
-    found = find_accelerators(platforms, backends, host(tmp_path, *devices))
+    found = find_accelerators(platforms, backends, {}, host(tmp_path, *devices))
     assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2,3", Accelerators("gpu", 2, ("2", "3"))),
+        ("GPU-5ebe9f43", Accelerators("gpu", 1, ("GPU-5ebe9f43",))),
+        ("", Accelerators("cpu", 0)),
+        ("-1", Accelerators("cpu", 0)),
+    ],
+)
+def test_only_visible_devices_are_used(tmp_path: Path, text: str, expected: Accelerators) -> None:
+    environment = read_environment({"CUDA_VISIBLE_DEVICES": text})
+    dev = host(tmp_path, *(f"nvidia{number}" for number in range(4)))
+    found = find_accelerators("", BOTH, environment.visible_devices, dev)
+    assert found == expected
+    for worker, name in enumerate(found.names):
+        assert found.environment_of(worker) == {"CUDA_VISIBLE_DEVICES": name}
 
 
 def test_more_workers_than_devices_are_refused() -> None:

@@ -93,6 +93,9 @@ class EngineMachine(RuleBasedStateMachine):
                 if isinstance(entry, RunBatch):
                     lengths = [len(row.tokens) for row in entry.rows]
                     blocks = max(len(row.blocks) for row in entry.rows)
+                    for row in entry.rows:
+                        roles = self.served[row.id.attempt.request_id].request.roles
+                        assert len(row.tokens) == 1 or roles is not Role.DECODE
                     assert sorted(length > 1 for length in lengths) == [n > 1 for n in lengths]
                     smallest(SHAPES, sum(lengths), len(lengths), blocks)
             return plan
@@ -142,7 +145,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(index=pick)
     def add_again(self, index: int) -> None:
         served = self.choose(index)
-        if served is not None and not served.ended and not served.impostor:
+        if served is None or served.ended or served.impostor:
+            return
+        if not served.begun:  # which may end it before this is taken
             self.engine.submit(Add(served.request))
 
     @rule(index=pick)
@@ -335,4 +340,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -187,6 +187,7 @@ REFUSED = {
     "half an output token": (lambda m: setattr(m.choices[0], "output", b"1"), "1 bytes"),
     "no choices": (lambda m: m.ClearField("choices"), "no choices"),
     "a choice twice": (lambda m: m.choices.add(choice=0), "repeat"),
+    "a choice beyond the limit": (lambda m: m.choices.add(choice=128), "128 is not below 128"),
     "temperature below 0": (sampling(temperature=-0.1), "temperature"),
     "temperature without end": (sampling(temperature=math.inf), "temperature"),
     "temperature no number": (sampling(temperature=math.nan), "temperature"),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from deploy.worker import CLOSE_S, run_worker
+from engine.events import Add
 from engine.plan import ExportKV, ImportKV, StepOutcome, StepPlan
+from engine.types import COLOCATED, AttemptId, SamplingParams, SequenceId, SequenceRequest
 from kvtransfer.protocol import State
 from protos.codec import StartOrder
 from router.errors import GenerationFailed, ServingError, Unavailable
+from settings.config import EngineConfig, ModelConfig, WorkerConfig
 from tests.services.deployment import (
     Deployment,
     Member,
+    build,
     collect,
     deployment,
     eventually,
@@ -215,6 +223,28 @@ async def test_a_failing_engine_ends_its_worker(role: str) -> None:
             else:
                 await client.ends_right()
         await served.until_idle()
+
+
+async def test_a_step_that_goes_on_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = build(num_blocks=64, step_s=0.0)
+    monkeypatch.setattr("deploy.worker._load", lambda *_: built)
+    stop = asyncio.Event()
+    built.runner.shut()
+    with tempfile.TemporaryDirectory(prefix="hs-") as folder:
+        config = WorkerConfig(
+            ModelConfig("fake"), EngineConfig(), f"unix:{folder}/w.sock", None, None, False,
+            "INFO", Path(folder),
+        )  # fmt: skip
+        running = asyncio.create_task(run_worker(config, COLOCATED, stop))
+        sequence = SequenceId(AttemptId("request", 0), 0)
+        built.engine.submit(Add(SequenceRequest(sequence, COLOCATED, PROMPT, SamplingParams())))
+        await eventually(lambda: built.runner.held)
+        stop.set()
+        await asyncio.wait_for(running, CLOSE_S + 1)
+        assert os.listdir(folder) == []
+    built.runner.open()
 
 
 @pytest.mark.parametrize(("role", "copy"), [("prefill-0", ExportKV), ("decode-0", ImportKV)])

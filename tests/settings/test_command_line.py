@@ -153,6 +153,8 @@ def test_a_worker_needs_an_address_and_a_router_workers() -> None:
         worker_config(["--model=m"], environment, prog="worker")
     with pytest.raises(ConfigError, match="--workers is missing"):
         router_config(["--model=m"], environment)
+    with pytest.raises(ConfigError, match="--max_model_len"):
+        router_config(["--model=m", "--workers=h:1", "--max_model_len=9"], environment)
     config = router_config(["--model=m", "--workers=unix:/a,h:1"], environment)
     assert config.workers == ("unix:/a", "h:1")
     assert config.http.host == "127.0.0.1"

@@ -12,8 +12,8 @@ from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
-    flags.MODEL, flags.ENGINE, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING, flags.WORKER,
-    flags.ROUTER,
+    flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING,
+    flags.WORKER, flags.ROUTER,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
