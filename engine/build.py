@@ -14,9 +14,10 @@ from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
 from engine.blocks import BlockPool
 from engine.engine import Engine
+from engine.limits import Limits
 from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
 from engine.runner import Runner
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.types import ModelLimits, Role
 from settings.config import (
     GIB,

@@ -78,6 +78,8 @@ class JaxRunner:
         self._count_tokens = max_model_len
         self._dtype = jnp.dtype(pool.dtype)
         platform = mesh.devices.flat[0].platform
+        # Accelerators multiply float32 in fewer bits unless they are told not to.
+        self._precision = "highest" if self._dtype == jnp.float32 else "default"
         self._storage = kernels.storage_dtype(self._dtype, platform)
         shape = (
             traits.layers, pool.num_blocks, pool.block_size, traits.kv_heads, traits.head_dim
@@ -136,7 +138,8 @@ class JaxRunner:
         if forward is None:
             step = partial(_forward, traits=self._traits, dtype=self._dtype)
             batch = pack_batch((), shape)
-            lowered = jax.jit(step, donate_argnums=1).lower(self._params, self._pools, batch)
+            with jax.default_matmul_precision(self._precision):
+                lowered = jax.jit(step, donate_argnums=1).lower(self._params, self._pools, batch)
             forward = lowered.compile()
             self._forward[shape] = forward
         sample = self._sample.get(shape.seqs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.types import SequenceId, TokenLogprobs
+from engine.types import SamplingParams, SequenceId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,23 @@ class RowSampling:
     position: int
     penalized: bool
     top_logprobs: int | None
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, choice: int, position: int) -> RowSampling:
+        return cls(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            choice=choice,
+            position=position,
+            penalized=sampling.needs_token_counts,
+            top_logprobs=sampling.top_logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
 
 from engine.blocks import BlockPool
+from engine.copies import CopyQueue
 from engine.events import (
     Admitted,
     BeginDecode,
@@ -25,6 +23,7 @@ from engine.events import (
     Rejected,
     WriteKV,
 )
+from engine.limits import Limits
 from engine.plan import (
     BatchRow,
     Entry,
@@ -48,30 +47,10 @@ from engine.types import (
     TokenDelta,
 )
 
-EXPORTS_PER_STEP = 8
+EXPORTS_PER_STEP = 32
 IMPORTS_PER_STEP = 8
 IMPORTS_PER_BUSY_STEP = 2
 """While sequences decode, a step takes few pieces, so that their tokens are not held up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step and the queue.
-
-    Attributes:
-        max_seqs: sequences that compute or import at once; the number of device slots.
-        max_prefill_seqs: prompts that join one step.
-        max_batch_tokens: tokens of one step.
-        max_waiting: sequences in the queue; one more is rejected.
-        max_model_len: prompt and output tokens of one sequence.
-    """
-
-    max_seqs: int
-    max_prefill_seqs: int
-    max_batch_tokens: int
-    max_waiting: int
-    max_model_len: int
-    vocab_size: int
 
 
 class Scheduler:
@@ -95,8 +74,7 @@ class Scheduler:
         self._prefilling: deque[Sequence] = deque()
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports: dict[bytes, Sequence] = {}
-        self._reads: deque[ReadKV] = deque()
-        self._writes: deque[WriteKV] = deque()
+        self._copies = CopyQueue(pool.block_size)
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._fresh_slots: list[Sequence] = []
         self._events: list[Event] = []
@@ -132,7 +110,7 @@ class Scheduler:
         if sequence is None or not 0 <= command.start < command.stop <= sequence.computed:
             self._events.append(KVRead(command.read_id, None))
         else:
-            self._reads.append(command)
+            self._copies.read(command, sequence)
 
     def write(self, command: WriteKV) -> None:
         sequence = self._sequences.get(command.id)
@@ -144,7 +122,7 @@ class Scheduler:
         ):
             self._events.append(KVWritten(command.import_id, ok=False))
         else:
-            self._writes.append(command)
+            self._copies.write(command, sequence)
 
     def release_export(self, transfer_id: bytes) -> None:
         """The transfer has ended; idempotent, unknown ids are ignored."""
@@ -179,8 +157,7 @@ class Scheduler:
         return bool(
             self._decoding
             or self._prefilling
-            or self._reads
-            or self._writes
+            or self._copies
             or self._events
             or (self._waiting and self._can_admit(self._waiting[0]))
         )
@@ -188,7 +165,14 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Admit what fits and choose the entries of the next step."""
         self._admit()
-        entries: list[Entry] = [*self._imports(), *self._exports_now()]
+        if self._copies.reads and not self._decoding:
+            # A reader must not wait for the next prompt, which may take long.
+            return StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP)))
+        imports = IMPORTS_PER_BUSY_STEP if self._decoding else IMPORTS_PER_STEP
+        entries: list[Entry] = [
+            *self._copies.take_imports(imports),
+            *self._copies.take_exports(EXPORTS_PER_STEP),
+        ]
         rows = [self._decode_row(s) for s in self._decoding.values()]
         rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
         entries += self._count_loads()
@@ -257,10 +241,7 @@ class Scheduler:
             s.id for s in self._sequences.values() if s.state in admitted and not s.decodes_here
         }
         assert exporting == {s.id for s in self._exports.values()}, "the exports differ"
-        for read in self._reads:
-            assert read.transfer_id in self._exports, f"read {read.read_id} has no source"
-        for write in self._writes:
-            assert write.id in self._sequences, f"write {write.import_id} has no target"
+        self._copies.check_owners(self._sequences.values())
 
     # ---- admission ----
 
@@ -272,29 +253,21 @@ class Scheduler:
         return max(sequence.most_tokens(self.limits.max_model_len) - 1, len(sequence.tokens))
 
     def _never_fits(self, request: SequenceRequest) -> str | None:
-        known, limits = request.known_tokens, self.limits
-        if not request.prompt:
-            return "the prompt is empty"
-        if len(known) >= limits.max_model_len:
-            return (
-                f"{len(known)} tokens leave no room for output: "
-                f"max_model_len is {limits.max_model_len}"
-            )
-        if min(known) < 0 or max(known) >= limits.vocab_size:
-            return f"a token id is outside the vocabulary of {limits.vocab_size}"
-        if len(request.output) >= request.sampling.max_tokens:
-            return f"max_tokens={request.sampling.max_tokens} tokens have been produced already"
+        """Why `request` can never be computed here; None when it can."""
+        refusal = self.limits.refusal(request)
+        if refusal is not None:
+            return refusal
         needed = self.pool.blocks_for(self._kv_tokens(Sequence.of(request)))
-        if request.roles is Role.PREFILL and any(
-            s.request.transfer_id == request.transfer_id and not s.decodes_here
-            for s in self._sequences.values()
-        ):
-            return "its transfer_id names another transfer"
         if needed > self.pool.num_blocks:
             return (
                 f"{needed} KV blocks of {self.pool.block_size} tokens are needed, "
                 f"this worker has {self.pool.num_blocks}"
             )
+        if request.roles is Role.PREFILL and any(
+            s.request.transfer_id == request.transfer_id and not s.decodes_here
+            for s in self._sequences.values()
+        ):
+            return "its transfer_id names another transfer"
         return None
 
     def _can_admit(self, sequence: Sequence) -> bool:
@@ -328,7 +301,7 @@ class Scheduler:
         self._decoding.pop(sequence.id, None)
         if self._exports.get(sequence.request.transfer_id) is sequence:
             del self._exports[sequence.request.transfer_id]
-        self._drop_copies(sequence)
+        self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
         self._free_slot(sequence)
@@ -337,49 +310,12 @@ class Scheduler:
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
 
-    def _drop_copies(self, sequence: Sequence) -> None:
-        reads: deque[ReadKV] = deque()
-        for read in self._reads:
-            if read.transfer_id == sequence.request.transfer_id:
-                self._events.append(KVRead(read.read_id, None))
-            else:
-                reads.append(read)
-        self._reads = reads
-        writes: deque[WriteKV] = deque()
-        for write in self._writes:
-            if write.id == sequence.id:
-                self._events.append(KVWritten(write.import_id, ok=False))
-            else:
-                writes.append(write)
-        self._writes = writes
-
     def _free_slot(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)
             sequence.slot = -1
 
     # ---- entries ----
-
-    def _place(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
-        """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
-        size = self.pool.block_size
-        positions = np.arange(start, stop, dtype=np.int32)
-        table = np.asarray(sequence.blocks, dtype=np.int32)
-        return table[positions // size] * size + positions % size
-
-    def _imports(self) -> Iterator[ImportKV]:
-        limit = IMPORTS_PER_BUSY_STEP if self._decoding else IMPORTS_PER_STEP
-        for _ in range(min(limit, len(self._writes))):
-            write = self._writes.popleft()
-            stop = write.start + write.arrays[0].shape[1]
-            slots = self._place(self._sequences[write.id], write.start, stop)
-            yield ImportKV(write.import_id, write.start, slots, write.arrays)
-
-    def _exports_now(self) -> Iterator[ExportKV]:
-        for _ in range(min(EXPORTS_PER_STEP, len(self._reads))):
-            read = self._reads.popleft()
-            slots = self._place(self._exports[read.transfer_id], read.start, read.stop)
-            yield ExportKV(read.read_id, read.start, read.stop, slots)
 
     def _count_loads(self) -> Iterator[LoadTokenCounts]:
         for sequence in self._fresh_slots:
@@ -407,20 +343,7 @@ class Scheduler:
         sampling = sequence.sampling
         choose = None
         if stop == len(sequence.tokens):
-            choose = RowSampling(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                repetition_penalty=sampling.repetition_penalty,
-                seed=sampling.seed,
-                choice=sequence.id.choice,
-                position=stop,
-                penalized=sampling.needs_token_counts,
-                top_logprobs=sampling.top_logprobs,
-            )
+            choose = RowSampling.of(sampling, sequence.id.choice, position=stop)
         return BatchRow(
             sequence.id,
             tuple(sequence.tokens[sequence.computed : stop]),

@@ -61,7 +61,7 @@ class KVSource:
         chunk_tokens: int,
         lease_s: float = 30.0,
         claim_wait_s: float = 10.0,
-        window: int = 4,
+        window: int = 8,
     ) -> None:
         if not layout.arrays:
             raise ValueError("the layout has no arrays")

@@ -20,9 +20,10 @@ from engine.events import (
     WriteKV,
 )
 from engine.fake import FakeRunner, next_token
+from engine.limits import Limits
 from engine.plan import StepPlan
 from engine.runner import Runner
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.types import (
     COLOCATED,
     AttemptId,

@@ -73,13 +73,7 @@ class TestFew:
         assert answer.json()["prompt_token_ids"] == chat["ids"]
 
     async def test_edges_of_the_context(self, server: Server) -> None:
-        async with httpx.AsyncClient(base_url=server[1], timeout=280, trust_env=False) as client:
-            choice = await complete(client, [504] * 2047, max_tokens=1)
-            assert len(choice["token_ids"]) == 1
-            assert choice["finish_reason"] == "length"
-            answer = await client.post("/v1/completions", json={"prompt": [504] * 2048})
-            assert answer.status_code == 400
-            assert "2048" in answer.json()["error"]["message"]
+        await check_edges(server[1])
 
     async def test_nothing_was_compiled_after_ready(self, server: Server) -> None:
         await check_compiles(server[1])
@@ -101,6 +95,9 @@ class TestAll:
 
     async def test_streamed_text_is_the_whole_text(self, server: Server) -> None:
         await check_streamed(server[1])
+
+    async def test_edges_of_the_context(self, server: Server) -> None:
+        await check_edges(server[1])
 
     async def test_nothing_was_compiled_after_ready(self, server: Server) -> None:
         await check_compiles(server[1])
@@ -149,3 +146,14 @@ async def check_compiles(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
         workers = (await client.get("/health")).json()["workers"]
     assert {worker["compiles_after_ready"] for worker in workers} == {0}
+
+
+async def check_edges(url: str) -> None:
+    """A prompt that leaves room for one token, and one that leaves none."""
+    async with httpx.AsyncClient(base_url=url, timeout=280, trust_env=False) as client:
+        choice = await complete(client, [504] * 2047, max_tokens=1)
+        assert len(choice["token_ids"]) == 1
+        assert choice["finish_reason"] == "length"
+        answer = await client.post("/v1/completions", json={"prompt": [504] * 2048})
+        assert answer.status_code == 400
+        assert "2048" in answer.json()["error"]["message"]

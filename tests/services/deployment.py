@@ -19,8 +19,9 @@ from engine.blocks import BlockPool
 from engine.build import BuiltEngine, KVArray
 from engine.engine import Engine
 from engine.fake import FakeRunner, next_token
+from engine.limits import Limits
 from engine.plan import RunBatch, StepOutcome, StepPlan
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.types import COLOCATED, FinishReason, ModelLimits, Role, SamplingParams, TokenDelta
 from kvtransfer import KVSource
 from router.dispatch import Dispatcher

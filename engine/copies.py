@@ -1,0 +1,80 @@
+"""KV copies that wait for a step: reads of what is exported, writes of what is imported."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from engine.events import Event, KVRead, KVWritten, ReadKV, WriteKV
+from engine.plan import ExportKV, ImportKV
+from engine.sequence import Sequence
+
+
+class CopyQueue:
+    """Copies in the order they were asked for, each with the sequence whose blocks it names.
+
+    A sequence must be dropped here before its blocks go back to the pool.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._reads: deque[tuple[ReadKV, Sequence]] = deque()
+        self._writes: deque[tuple[WriteKV, Sequence]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._reads or self._writes)
+
+    @property
+    def reads(self) -> int:
+        return len(self._reads)
+
+    def read(self, command: ReadKV, sequence: Sequence) -> None:
+        self._reads.append((command, sequence))
+
+    def write(self, command: WriteKV, sequence: Sequence) -> None:
+        self._writes.append((command, sequence))
+
+    def drop(self, sequence: Sequence) -> list[Event]:
+        """Forget the copies of `sequence`; returns the answers that their askers are due."""
+        answers: list[Event] = []
+        reads, writes = self._reads, self._writes
+        self._reads, self._writes = deque(), deque()
+        for read in reads:
+            if read[1] is sequence:
+                answers.append(KVRead(read[0].read_id, None))
+            else:
+                self._reads.append(read)
+        for write in writes:
+            if write[1] is sequence:
+                answers.append(KVWritten(write[0].import_id, ok=False))
+            else:
+                self._writes.append(write)
+        return answers
+
+    def take_exports(self, most: int) -> Iterator[ExportKV]:
+        for _ in range(min(most, len(self._reads))):
+            read, sequence = self._reads.popleft()
+            slots = self._slots(sequence, read.start, read.stop)
+            yield ExportKV(read.read_id, read.start, read.stop, slots)
+
+    def take_imports(self, most: int) -> Iterator[ImportKV]:
+        for _ in range(min(most, len(self._writes))):
+            write, sequence = self._writes.popleft()
+            slots = self._slots(sequence, write.start, write.start + write.arrays[0].shape[1])
+            yield ImportKV(write.import_id, write.start, slots, write.arrays)
+
+    def check_owners(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError when a copy names a sequence that is not among `sequences`."""
+        alive = {id(sequence) for sequence in sequences}
+        for command, sequence in (*self._reads, *self._writes):
+            assert id(sequence) in alive, f"{command} has no sequence any more"
+
+    def _slots(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
+        """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
+        positions = np.arange(start, stop, dtype=np.int32)
+        table = np.asarray(sequence.blocks, dtype=np.int32)
+        return table[positions // self._block_size] * self._block_size + (
+            positions % self._block_size
+        )

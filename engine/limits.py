@@ -1,0 +1,43 @@
+"""What bounds a step, the queue, and a single request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.types import SequenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a step and the queue.
+
+    Attributes:
+        max_seqs: sequences that compute or import at once; the number of device slots.
+        max_prefill_seqs: prompts that join one step.
+        max_batch_tokens: tokens of one step.
+        max_waiting: sequences in the queue; one more is rejected.
+        max_model_len: prompt and output tokens of one sequence.
+    """
+
+    max_seqs: int
+    max_prefill_seqs: int
+    max_batch_tokens: int
+    max_waiting: int
+    max_model_len: int
+    vocab_size: int
+
+    def refusal(self, request: SequenceRequest) -> str | None:
+        """Why `request` can never be computed, whatever else there is to do; None if it can."""
+        known = request.known_tokens
+        if not request.prompt:
+            return "the prompt is empty"
+        if len(known) >= self.max_model_len:
+            return (
+                f"{len(known)} tokens leave no room for output: "
+                f"max_model_len is {self.max_model_len}"
+            )
+        if min(known) < 0 or max(known) >= self.vocab_size:
+            return f"a token id is outside the vocabulary of {self.vocab_size}"
+        if len(request.output) >= request.sampling.max_tokens:
+            return f"max_tokens={request.sampling.max_tokens} tokens have been produced already"
+        return None
