@@ -41,16 +41,6 @@ class CheckpointConfig:
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, float]
 
-    def require(self, name: str, kind: type[T]) -> T:
-        """Returns config.json's field `name`, which must be of type `kind`.
-
-        `float` takes whole numbers too; `int` takes no booleans.
-
-        Raises:
-            CheckpointError: the field is missing, null, or of another type.
-        """
-        return _require(self.raw, name, kind, self.path)
-
 
 def read_config(folder: Path) -> CheckpointConfig:
     """Reads and checks the configuration in a model folder.
@@ -90,6 +80,7 @@ def read_config(folder: Path) -> CheckpointConfig:
 
 
 def _require(values: dict[str, Any], name: str, kind: type[T], path: Path) -> T:
+    """The field `name`; `float` takes whole numbers too, `int` takes no booleans."""
     if name not in values:
         raise CheckpointError(f"{path}: the field {name!r} is missing")
     value = values[name]

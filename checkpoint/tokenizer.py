@@ -62,16 +62,6 @@ class Tokenizer:
         backend.no_padding()
         return cls(backend)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, added ones included. The model may have more logits."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that `skip_special_tokens` leaves out."""
-        return self._special
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`.
 

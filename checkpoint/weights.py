@@ -77,11 +77,6 @@ class WeightFiles:
         """Every tensor's name, with its shape and dtype."""
         return {name: tensor.info for name, tensor in self._stored.items()}
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(tensor.info.nbytes for tensor in self._stored.values())
-
     def read(self, name: str) -> np.ndarray:
         """Returns tensor `name` as a read-only view of the mapped file.
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import NoReturn, TypeVar
 
-from settings.command_line import serve_config
+from settings.command_line import demo_config, serve_config
 from settings.environment import quiet_grpc, read_environment
 from settings.errors import ConfigError
 
 _T = TypeVar("_T")
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, by the shells' custom."""
 
 USAGE = """\
 usage: hexserve COMMAND [FLAGS]
@@ -20,11 +24,20 @@ usage: hexserve COMMAND [FLAGS]
   serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
   demo    serve the demo model and ask it   hexserve demo [--once]
 
-`hexserve --version` tells the version, `hexserve serve --help` lists the flags;
-demo takes them as well.
+`hexserve --version` tells the version, `hexserve COMMAND --help` lists the flags.
 """
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C before a command listens for signals itself is no fault to be traced back."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@_interruptible()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exits with 0, 1 (a failure) or 2 (a fault of the command line)."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -44,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
+@_interruptible()
 def serve_main(arguments: Sequence[str], *, as_hex_llm: bool = False) -> None:
     """`hexserve serve`, and `python -m hex_llm.server.api_server`."""
     quiet_grpc()
@@ -57,10 +71,7 @@ def serve_main(arguments: Sequence[str], *, as_hex_llm: bool = False) -> None:
 
 def _demo_main(arguments: list[str]) -> None:
     quiet_grpc()
-    once = "--once" in arguments
-    flags = ["--model=demo", "--disagg_topo=1,1", "--port=0"]
-    flags += [argument for argument in arguments if argument != "--once"]
-    config, worker_flags = _configured(lambda: serve_config(flags, read_environment()))
+    config, worker_flags, once = _configured(lambda: demo_config(arguments, read_environment()))
     from deploy.demo import demo
 
     _run(lambda stop: demo(config, worker_flags, stop, once=once), config.log_level)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from deploy.signals import in_daemon_thread
 from engine.engine import Engine
 from engine.events import StepResult
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("hexserve.worker")
 
@@ -47,7 +51,12 @@ class EngineThread:
             self._step_until_stopped()
         except BaseException as error:  # nothing may end this thread in silence
             log.exception("the engine has failed")
-            self._loop.call_soon_threadsafe(self._on_death, error)
+            self._tell(self._on_death, error)
+
+    def _tell(self, hear: Callable[[_T], None], news: _T) -> None:
+        # A close that has not waited for a long step may have ended the loop by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(hear, news)
 
     def _step_until_stopped(self) -> None:
         checked = 0.0
@@ -57,7 +66,7 @@ class EngineThread:
                 return
             result = self._engine.step()
             if result.events:
-                self._loop.call_soon_threadsafe(self._on_result, result)
+                self._tell(self._on_result, result)
             load = result.load
             idle = not (load.waiting or load.running or load.exported_blocks)
             if idle and time.monotonic() - checked > CHECK_INTERVAL_S:

@@ -29,6 +29,7 @@ from router.app import create_app
 from router.context import GatewayContext
 from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
+from router.sampling import usable_defaults
 from router.workers import WorkerPool
 from settings.config import HttpConfig, ModelConfig, RouterConfig
 from settings.errors import ConfigError
@@ -114,7 +115,7 @@ async def running_router(
     """
     name = model.served_model_name or model.model
     metrics = RouterMetrics(name)
-    pool = WorkerPool(workers, lambda pool: _tell_load(pool, metrics))
+    pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
     dispatcher = Dispatcher(pool, model.seed)
     context = GatewayContext(
         generator=dispatcher,
@@ -122,7 +123,7 @@ async def running_router(
         chat_template=ChatTemplate.load(folders.tokenizer),
         served_model_names=(name,),
         metrics=metrics,
-        generation_defaults=read_config(folders.model).generation_defaults,
+        generation_defaults=usable_defaults(read_config(folders.model).generation_defaults),
         seeds=random.Random(model.seed),
         predict_route=http.predict_route,
         health_route=http.health_route,
@@ -156,11 +157,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the host's: it ends the workers as well."""
         yield
-
-
-def _tell_load(pool: WorkerPool, metrics: RouterMetrics) -> None:
-    running, waiting, usage, compiles = pool.total_load()
-    metrics.set_load(running=running, waiting=waiting, kv_cache_usage=usage, compiles=compiles)
 
 
 def router_main(config: RouterConfig) -> int:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import uvloop
@@ -72,7 +73,22 @@ async def in_daemon_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now, without waiting for threads of libraries that may still run."""
+    """End the process now, without waiting for threads of libraries that may still run.
+
+    Children that such threads have started, such as a download's, are told to end.
+    """
+    for pid in _children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _children() -> list[int]:
+    """This process's children, whichever thread started them; none where /proc has no list."""
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            found += map(int, path.read_text().split())
+    return found

@@ -24,7 +24,14 @@ from engine.build import BuiltEngine, build_engine
 from engine.events import Rejected, StepResult
 from engine.models.traits import UnsupportedModel
 from engine.types import AttemptId, Failure, Load, Role, TokenDelta
-from kvtransfer import ArraySpec, KVLayout, ShmServer, kv_service_handler, serve_shm
+from kvtransfer import (
+    SERVER_OPTIONS,
+    ArraySpec,
+    KVLayout,
+    ShmServer,
+    kv_service_handler,
+    serve_shm,
+)
 from prefill_worker.service import PrefillService
 from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
@@ -38,6 +45,9 @@ READY = "ready"
 """The word in the log line that says a worker serves."""
 SESSION_GRACE_S = 0.2
 """Sessions end by themselves within this time; gRPC then breaks what is left."""
+KEEPALIVE_S = 10
+KEEPALIVE_TIMEOUT_S = 5
+"""A peer that answers no ping for so long is gone, as when its host has lost its power."""
 CLOSE_S = 1.5
 """How long the end waits for a step that is still running, such as a long prompt's."""
 
@@ -122,7 +132,7 @@ class WorkerHost:
             ConfigError: the address cannot be listened at.
         """
         self._thread.start()
-        server = grpc.aio.server(options=(*MESSAGE_LIMITS, ("grpc.so_reuseport", 0)))
+        server = grpc.aio.server(options=tuple(_server_options().items()))
         server.add_generic_rpc_handlers(
             (self._sessions.handler(), kv_service_handler(self._prefill.source))
         )
@@ -158,6 +168,21 @@ class WorkerHost:
             await self._shm.close()
         await self._prefill.close()
         await self._thread.stop()
+
+
+def _server_options() -> dict[str, int]:
+    """Those of a server that carries the control wire and KV: of each limit the larger one."""
+    limits = dict(MESSAGE_LIMITS)
+    for name, value in SERVER_OPTIONS:
+        limits[name] = max(value, limits.get(name, 0))
+    return {
+        **limits,
+        "grpc.so_reuseport": 0,
+        "grpc.keepalive_time_ms": 1000 * KEEPALIVE_S,
+        "grpc.keepalive_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_S,
+        # gRPC's own pings, which measure bandwidth, take the place of one that is due.
+        "grpc.http2.ping_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_S,
+    }
 
 
 async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> None:

@@ -52,9 +52,9 @@ def pack_sampling(rows: Sequence[BatchRow], shape: ProgramShape) -> RowParams:
         scored=np.zeros(n, bool),
     )
     for index, row in enumerate(rows):
-        own = row.sampling
-        if own is None:
+        if row.sampling is None:
             continue
+        own = row.sampling.params
         params.temperature[index] = own.temperature
         params.top_k[index] = own.top_k
         params.top_p[index] = own.top_p
@@ -63,8 +63,8 @@ def pack_sampling(rows: Sequence[BatchRow], shape: ProgramShape) -> RowParams:
         params.frequency[index] = own.frequency_penalty
         params.repetition[index] = own.repetition_penalty
         params.seed[index] = (own.seed >> 32, own.seed & 0xFFFFFFFF)
-        params.choice[index] = own.choice
-        params.position[index] = own.position
-        params.slot[index] = row.slot if own.penalized else -1
+        params.choice[index] = row.sampling.choice
+        params.position[index] = row.sampling.position
+        params.slot[index] = row.slot if own.needs_token_counts else -1
         params.scored[index] = own.top_logprobs is not None
     return params

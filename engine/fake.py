@@ -73,8 +73,7 @@ class FakeRunner:
                 weighted = self._pool[slots].astype(np.int64) * (positions + 1)
                 token = int(weighted.sum() % self._vocab_size)
                 outcome.tokens[row.id] = token
-                if row.sampling.top_logprobs is not None:
-                    best = tuple(range(min(row.sampling.top_logprobs, 1)))
-                    outcome.logprobs[row.id] = TokenLogprobs(
-                        0.0, tuple(token for _ in best), tuple(0.0 for _ in best)
-                    )
+                wanted = row.sampling.params.top_logprobs
+                if wanted is not None:
+                    best = min(wanted, 1)
+                    outcome.logprobs[row.id] = TokenLogprobs(0.0, (token,) * best, (0.0,) * best)

@@ -175,7 +175,7 @@ class JaxRunner:
             if row.sampling is None:
                 continue
             outcome.tokens[row.id] = int(tokens[index])
-            best = row.sampling.top_logprobs
+            best = row.sampling.params.top_logprobs
             if best is not None:
                 outcome.logprobs[row.id] = TokenLogprobs(
                     float(logprobs[index]),

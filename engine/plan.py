@@ -21,35 +21,9 @@ class RowSampling:
     token; the noise is keyed by (seed, choice, position).
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int
+    params: SamplingParams
     choice: int
     position: int
-    penalized: bool
-    top_logprobs: int | None
-
-    @classmethod
-    def of(cls, sampling: SamplingParams, choice: int, position: int) -> RowSampling:
-        return cls(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            seed=sampling.seed,
-            choice=choice,
-            position=position,
-            penalized=sampling.needs_token_counts,
-            top_logprobs=sampling.top_logprobs,
-        )
 
 
 @dataclass(frozen=True, slots=True)

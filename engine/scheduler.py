@@ -340,10 +340,9 @@ class Scheduler:
 
     def _row(self, sequence: Sequence, stop: int) -> BatchRow:
         """Compute tokens [sequence.computed, stop), and sample if they are all there are."""
-        sampling = sequence.sampling
         choose = None
         if stop == len(sequence.tokens):
-            choose = RowSampling.of(sampling, sequence.id.choice, position=stop)
+            choose = RowSampling(sequence.sampling, sequence.id.choice, position=stop)
         return BatchRow(
             sequence.id,
             tuple(sequence.tokens[sequence.computed : stop]),

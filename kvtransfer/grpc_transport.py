@@ -58,41 +58,10 @@ def _decode(data: Any) -> Frame:
     return decode_frame(data)
 
 
-class _SourceChannel:
-    """The server's end of one call."""
+class _CallChannel:
+    """Either end of one call; `call` is what grpc.aio gives that end to read and to write."""
 
-    def __init__(self, context: grpc.aio.ServicerContext) -> None:
-        self._context = context
-
-    def send(
-        self, message: Message, payload: Sequence[memoryview] = ()
-    ) -> Coroutine[Any, Any, None]:
-        return self._write(encode_frame(message, payload))
-
-    async def _write(self, frame: bytes) -> None:
-        try:
-            await self._context.write(frame)
-        except _BROKEN as error:
-            raise ChannelClosed(str(error)) from error
-
-    async def recv(self) -> Frame:
-        try:
-            data = await self._context.read()
-        except _BROKEN as error:
-            raise ChannelClosed(str(error)) from error
-        return _decode(data)
-
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
-        return tuple(as_bytes(array) for array in arrays)
-
-    async def close(self, *, idle: bool = False) -> None:
-        """Nothing to do: the call ends when its handler, which awaits the session, returns."""
-
-
-class _ReaderChannel:
-    """The client's end of one call."""
-
-    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+    def __init__(self, call: Any) -> None:
         self._call = call
 
     def send(
@@ -114,8 +83,15 @@ class _ReaderChannel:
         return _decode(data)
 
     def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
-        raise NotImplementedError("only a source stages chunks")
+        return tuple(as_bytes(array) for array in arrays)
 
+
+class _SourceChannel(_CallChannel):
+    async def close(self, *, idle: bool = False) -> None:
+        """Nothing to do: the call ends when its handler, which awaits the session, returns."""
+
+
+class _ReaderChannel(_CallChannel):
     async def close(self, *, idle: bool = False) -> None:
         self._call.cancel()
 

@@ -68,13 +68,21 @@ class PrefillService:
     def start(self, order: StartOrder) -> None:
         """Queue a prefill, or a colocated sequence."""
         if order.roles != COLOCATED:
-            if order.transfer_id in self._attempts:
-                return  # an id is random: only a repeated order has a known one
+            known = self._attempts.get(order.transfer_id)
+            if known == order.attempt:
+                return  # a repeated order
+            if known is not None:
+                self._refuse(order.attempt, "its transfer id is another attempt's")
+                return
             self.source.offer(order.transfer_id)
             self._transfers[order.attempt] = order.transfer_id
             self._attempts[order.transfer_id] = order.attempt
         for sequence in order.sequences:
             self._submit(Add(sequence))
+
+    def _refuse(self, attempt: AttemptId, why: str) -> None:
+        if self._sessions is not None:
+            self._sessions.failed(Failure(attempt, FailureCode.INVALID, why))
 
     def abort(self, attempt: AttemptId) -> None:
         """Forget an attempt in whatever state; idempotent."""

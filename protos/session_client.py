@@ -75,9 +75,6 @@ class WorkerSession:
             wire.Down(abort=wire.Abort(request_id=attempt.request_id, attempt=attempt.attempt))
         )
 
-    def drain(self) -> None:
-        self._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
-
     async def run(self) -> None:
         """Keep a session open until cancelled."""
         wait_s = _RETRY_FIRST_S

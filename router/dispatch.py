@@ -33,6 +33,7 @@ from router.workers import Worker, WorkerPool
 log = logging.getLogger("hexserve.router")
 
 MAX_LOST_ATTEMPTS = 3
+"""How many attempts in a row may be lost; one that has made progress begins a new row."""
 TRANSFER_GRACE_S = 0.25
 """How long a broken KV handoff waits for better news.
 
@@ -79,12 +80,17 @@ class Dispatcher:
         while True:
             attempt = AttemptId(request_id, number)
             number += 1
+            before = len(output)
             flight = self._take_off(attempt, prompt, tuple(output), sampling, refusing)
             finished = False
             try:
                 while not finished:
                     delta = await flight.next()
                     output.extend(delta.tokens)
+                    # The first token is the prefill worker's: by it alone, a decode worker
+                    # that always fails would cost a prefill for every token.
+                    if len(output) > before + 1:
+                        lost = 0
                     finished = delta.finish is not None
                     if finished:
                         self._land(attempt, flight, finished=True)
@@ -138,7 +144,7 @@ class Dispatcher:
         `only_first`: the first token is the last, so no decode worker is needed.
 
         Raises:
-            Unavailable: a role has no worker.
+            Unavailable: a role has no worker, or there is none at all.
             Overloaded: it has, and all of them refuse.
         """
         pool, rng = self._pool, self._rng
@@ -153,8 +159,10 @@ class Dispatcher:
         for role, choose in roles[:1] if only_first else roles:
             candidates = pool.with_roles(role)
             if not candidates:
-                name = "prefill" if role is Role.PREFILL else "decode"
-                raise Unavailable(f"no {name} worker is ready")
+                missing = "prefill worker" if role is Role.PREFILL else "decode worker"
+                if not any(pool.with_roles(each) for each, _ in roles):
+                    missing = "worker"
+                raise Unavailable(f"no {missing} is ready")
             worker = choose((w for w in candidates if w not in refusing), rng)
             if worker is None:
                 raise Overloaded("every worker's queue is full")

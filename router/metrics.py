@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.load import PoolLoad
+
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -37,6 +39,16 @@ class RouterMetrics:
         self._compiles = self._gauge(
             "hexserve:compiles_after_ready", "Programs compiled after the workers' warm-up."
         )
+        blocks = Gauge(
+            "hexserve:kv_blocks",
+            "KV blocks of the workers together, by what holds them.",
+            [*self._labels, "state"],
+            registry=self.registry,
+        )
+        self._blocks = {
+            state: blocks.labels(**self._labels, state=state)
+            for state in ("free", "cached", "running", "exported")
+        }
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._ttft = self._histogram(
@@ -65,12 +77,16 @@ class RouterMetrics:
             registry=self.registry,
         )
 
-    def set_load(self, *, running: int, waiting: int, kv_cache_usage: float, compiles: int) -> None:
-        """Set the gauges: sums over the workers, and the share of KV blocks in use (0..1)."""
-        self._compiles.set(compiles)
-        self._running.set(running)
-        self._waiting.set(waiting)
-        self._kv_usage.set(kv_cache_usage)
+    def set_load(self, load: PoolLoad) -> None:
+        """Set the gauges."""
+        self._compiles.set(load.compiles)
+        self._running.set(load.running)
+        self._waiting.set(load.waiting)
+        self._kv_usage.set(load.kv_cache_usage)
+        self._blocks["free"].set(load.free_blocks)
+        self._blocks["cached"].set(load.cached_blocks)
+        self._blocks["running"].set(load.running_blocks)
+        self._blocks["exported"].set(load.exported_blocks)
 
     def set_cache_config(self, *, block_size: int, num_blocks: int) -> None:
         """Set what a worker's KV cache holds; replaces what was set before."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from router.answers import Answer, ChatAnswer, CompletionAnswer
-from router.chat_request import read_chat
-from router.completion_request import read_completion
+from router.chat_request import ChatRequest, read_chat
+from router.completion_request import CompletionRequest, read_completion
 from router.context import GatewayContext
 from router.fields import Fields
 from router.output import Piece, join
 from router.prompts import chat_tokens, completion_tokens
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
+
+_Request = TypeVar("_Request", ChatRequest, CompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +44,15 @@ async def prepare_completion(
     Raises:
         ServingError: the server is not ready, or the request cannot be served.
     """
-    limits = context.ready_limits()
-    model = context.resolve_model(fields.raw("model"))
-    request = read_completion(
+    return await _prepare(
+        context,
         fields,
-        model=model,
-        limits=limits,
-        defaults=context.generation_defaults,
-        seeds=context.seeds,
-    )
-    prompt = await completion_tokens(context, request)
-    sampling = request.options.fit(
-        len(prompt), limits.max_model_len, prompt_param=fields.param("prompt")
-    )
-    return PreparedRequest(
-        TextSequence(context, prompt, sampling, request.options, arrived=arrived),
-        _answer(CompletionAnswer, context, request.options, prompt, public_id),
-        request.options,
+        read=read_completion,
+        tokenize=completion_tokens,
+        prompt_field="prompt",
+        answer=CompletionAnswer,
+        public_id=public_id,
+        arrived=arrived,
     )
 
 
@@ -68,39 +64,52 @@ async def prepare_chat(
     Raises:
         ServingError: the server is not ready, or the request cannot be served.
     """
-    limits = context.ready_limits()
-    model = context.resolve_model(fields.raw("model"))
-    request = read_chat(
+    return await _prepare(
+        context,
         fields,
-        model=model,
+        read=read_chat,
+        tokenize=chat_tokens,
+        prompt_field="messages",
+        answer=ChatAnswer,
+        public_id=public_id,
+        arrived=arrived,
+    )
+
+
+async def _prepare(
+    context: GatewayContext,
+    fields: Fields,
+    *,
+    read: Callable[..., _Request],
+    tokenize: Callable[[GatewayContext, _Request], Awaitable[list[int]]],
+    prompt_field: str,
+    answer: type[Answer],
+    public_id: str,
+    arrived: float,
+) -> PreparedRequest:
+    limits = context.ready_limits()
+    request = read(
+        fields,
+        model=context.resolve_model(fields.raw("model")),
         limits=limits,
         defaults=context.generation_defaults,
         seeds=context.seeds,
     )
-    prompt = await chat_tokens(context, request)
-    sampling = request.options.fit(
-        len(prompt), limits.max_model_len, prompt_param=fields.param("messages")
+    options = request.options
+    prompt = await tokenize(context, request)
+    sampling = options.fit(
+        len(prompt), limits.max_model_len, prompt_param=fields.param(prompt_field)
     )
     return PreparedRequest(
-        TextSequence(context, prompt, sampling, request.options, arrived=arrived),
-        _answer(ChatAnswer, context, request.options, prompt, public_id),
-        request.options,
-    )
-
-
-def _answer(
-    kind: type[Answer],
-    context: GatewayContext,
-    options: RequestOptions,
-    prompt: list[int],
-    public_id: str,
-) -> Answer:
-    return kind(
-        context.tokenizer,
-        public_id=public_id,
-        model=options.model,
-        prompt=prompt,
-        logprobs=options.sampling.top_logprobs is not None,
-        return_token_ids=options.return_token_ids,
-        usage_in_chunks=options.include_usage,
+        TextSequence(context, prompt, sampling, options, arrived=arrived),
+        answer(
+            context.tokenizer,
+            public_id=public_id,
+            model=options.model,
+            prompt=prompt,
+            logprobs=options.sampling.top_logprobs is not None,
+            return_token_ids=options.return_token_ids,
+            usage_in_chunks=options.include_usage,
+        ),
+        options,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,21 @@ from engine.types import ModelLimits, SamplingParams
 from router.errors import BadRequest, ContextLengthExceeded
 from router.fields import Fields, check_text, is_integer, show
 
+log = logging.getLogger("hexserve.router")
+
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 DEFAULT_COMPLETION_TOKENS = 16
+
+_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+}
+"""The least and the largest value of each."""
 
 _SEED_MASK = 2**64 - 1
 # Dividing logits by less than this overflows; the choice is the greedy one long before.
@@ -131,6 +144,32 @@ def read_options(
     )
 
 
+def usable_defaults(defaults: Mapping[str, float]) -> dict[str, float]:
+    """`defaults` of a generation_config.json without those that no request could have either."""
+    usable = {}
+    for name, value in defaults.items():
+        given = Fields({name: value}, prefix="generation_config.json: ", integral_floats=True)
+        try:
+            if name == "top_k":
+                _top_k(given, {})
+            else:
+                _number(given, name, {}, 0.0)
+        except BadRequest as error:
+            log.warning("%s; it is left out", error)
+        else:
+            usable[name] = value
+    return usable
+
+
+def _top_k(fields: Fields, defaults: Mapping[str, float]) -> int:
+    return fields.integer("top_k", int(defaults.get("top_k", 0)), low=-1)
+
+
+def _number(fields: Fields, name: str, defaults: Mapping[str, float], neutral: float) -> float:
+    low, high = _NUMBERS[name]
+    return fields.number(name, defaults.get(name, neutral), low=low, high=high)
+
+
 def _sampling(
     fields: Fields,
     limits: ModelLimits,
@@ -139,9 +178,9 @@ def _sampling(
     stop_token_ids: frozenset[int],
     top_logprobs: int | None,
 ) -> SamplingParams:
-    temperature = fields.number("temperature", defaults.get("temperature", 1.0), low=0, high=2)
-    top_k = fields.integer("top_k", int(defaults.get("top_k", 0)), low=-1)
-    top_p = fields.number("top_p", defaults.get("top_p", 1.0), low=0, high=1)
+    temperature = _number(fields, "temperature", defaults, 1.0)
+    top_k = _top_k(fields, defaults)
+    top_p = _number(fields, "top_p", defaults, 1.0)
     seed = fields.optional_integer("seed")
     if top_p == 0:  # no token's probability is 0: the likeliest one alone is left
         top_k, top_p = 1, 1.0
@@ -149,12 +188,10 @@ def _sampling(
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_k=0 if top_k < 0 or top_k >= limits.vocab_size else top_k,
         top_p=top_p,
-        min_p=fields.number("min_p", defaults.get("min_p", 0.0), low=0, high=1),
-        presence_penalty=fields.number("presence_penalty", 0.0, low=-2, high=2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, low=-2, high=2),
-        repetition_penalty=fields.number(
-            "repetition_penalty", defaults.get("repetition_penalty", 1.0), low=0.01, high=100
-        ),
+        min_p=_number(fields, "min_p", defaults, 0.0),
+        presence_penalty=_number(fields, "presence_penalty", {}, 0.0),
+        frequency_penalty=_number(fields, "frequency_penalty", {}, 0.0),
+        repetition_penalty=_number(fields, "repetition_penalty", defaults, 1.0),
         seed=seeds.getrandbits(64) if seed is None else seed & _SEED_MASK,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
+from router.load import PoolLoad
 
 log = logging.getLogger("hexserve.router")
 
@@ -57,13 +58,18 @@ class WorkerListener(Protocol):
 
 
 class WorkerPool:
-    """Keeps a session with each of a fixed list of workers."""
+    """Keeps a session with each of a fixed list of workers.
+
+    All that are used serve the same model, that of the first to be there. The session of one
+    that serves another is kept, for when no worker of the first model is left.
+    """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
         """`on_load(pool)` is called after news of any worker's load."""
         router_id = secrets.token_hex(8)
         self._sessions = [WorkerSession(address, router_id, self) for address in addresses]
         self._workers: dict[WorkerSession, Worker] = {}
+        self._left_out: dict[WorkerSession, WorkerInfo] = {}
         self._listener: WorkerListener | None = None
         self._on_load = on_load
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,10 +107,11 @@ class WorkerPool:
 
     @property
     def all_open(self) -> bool:
-        return len(self._workers) == len(self._sessions)
+        """Whether every listed worker is ready, be it to be left out."""
+        return len(self._workers) + len(self._left_out) == len(self._sessions)
 
     async def wait_until_all_open(self) -> None:
-        """Until every listed worker is ready."""
+        """Until every listed worker is ready; see `all_open`."""
         while not self.all_open:
             self._changed.clear()
             await self._changed.wait()
@@ -115,16 +122,17 @@ class WorkerPool:
         all_limits = [w.info.limits for w in self._workers.values()]
         return min(all_limits, key=lambda each: each.max_model_len, default=None)
 
-    def total_load(self) -> tuple[int, int, float, int]:
-        """(running, waiting, share of the KV blocks in use, compiles) over all open workers."""
-        workers = self._workers.values()
-        blocks = sum(w.info.limits.num_blocks for w in workers)
-        free = sum(w.load.free_blocks + w.load.cached_blocks for w in workers)
-        return (
-            sum(w.load.running for w in workers),
-            sum(w.load.waiting for w in workers),
-            1.0 - free / blocks if blocks else 0.0,
-            sum(w.load.compiles for w in workers),
+    def total_load(self) -> PoolLoad:
+        """The load of all workers that are used."""
+        loads = [worker.load for worker in self._workers.values()]
+        return PoolLoad(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            compiles=sum(load.compiles for load in loads),
+            free_blocks=sum(load.free_blocks for load in loads),
+            cached_blocks=sum(load.cached_blocks for load in loads),
+            running_blocks=sum(load.running_blocks for load in loads),
+            exported_blocks=sum(load.exported_blocks for load in loads),
         )
 
     def describe(self) -> list[dict[str, Any]]:
@@ -134,7 +142,8 @@ class WorkerPool:
     def _describe(self, session: WorkerSession) -> dict[str, Any]:
         worker = self._workers.get(session)
         if worker is None:
-            return {"address": session.address, "state": "unreachable"}
+            state = "serves another model" if session in self._left_out else "unreachable"
+            return {"address": session.address, "state": state}
         load = worker.load
         return {
             "address": session.address,
@@ -159,11 +168,23 @@ class WorkerPool:
         fingerprints = {w.info.limits.fingerprint for w in self._workers.values()}
         if fingerprints and session.info.limits.fingerprint not in fingerprints:
             log.error("worker %s serves another model than the others: left out", session.address)
-            return
-        self._workers[session] = Worker(session, session.info)
-        log.info("worker %s is there: %s", session.address, session.info.roles)
+            self._left_out[session] = session.info
+        else:
+            self._let_in(session, session.info)
         self._changed.set()
         self._on_load(self)
+
+    def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
+        self._workers[session] = Worker(session, info)
+        log.info("worker %s is there: %s", session.address, info.roles)
+
+    def _let_in_left_out(self) -> None:
+        """Go on with another model: that of the first worker that was left out for it."""
+        fingerprint = next(iter(self._left_out.values())).limits.fingerprint
+        for session, info in list(self._left_out.items()):
+            if info.limits.fingerprint == fingerprint:
+                del self._left_out[session]
+                self._let_in(session, info)
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         worker = self._workers.get(session)
@@ -173,12 +194,15 @@ class WorkerPool:
             self._on_load(self)
 
     def lost(self, session: WorkerSession, reason: str) -> None:
+        self._left_out.pop(session, None)
+        self._changed.set()
         worker = self._workers.pop(session, None)
         if worker is None:
             return
         if not self._closing:
             log.warning("worker %s is lost: %s", session.address, reason)
-        self._changed.set()
+            if self._left_out and not self._workers:
+                self._let_in_left_out()
         if self._listener is not None:
             self._listener.lost(worker, reason)
         self._on_load(self)

@@ -20,6 +20,8 @@ from settings.errors import ConfigError
 
 SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE)
 """The groups that a launcher hands on to its workers."""
+_SERVE = (*SHARED, flags.API, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING)
+_DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 
 
 def serve_config(
@@ -31,11 +33,36 @@ def serve_config(
         ConfigError: see settings.flags.parse; or no model is named.
     """
     values = flags.parse(
-        (*SHARED, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING),
+        _SERVE,
         arguments,
         prog="python -m hex_llm.server.api_server" if as_hex_llm else "hexserve serve",
         description="Serve a model over HTTP, by one worker or by pools of them.",
     )
+    return _deployment(values, environment, as_hex_llm=as_hex_llm)
+
+
+def demo_config(
+    arguments: Sequence[str], environment: Environment
+) -> tuple[ServeConfig, list[str], bool]:
+    """`hexserve demo`: as `serve_config`, and whether to end after the answer.
+
+    Raises:
+        ConfigError: see settings.flags.parse.
+    """
+    values = flags.parse(
+        (flags.DEMO, *_SERVE),
+        [*_DEMO, *arguments],
+        prog="hexserve demo",
+        description="Serve the demo model by a prefill and a decode worker at a free port, ask "
+        "it a question, and go on serving.",
+        usage="[FLAGS]",
+    )
+    return *_deployment(values, environment, as_hex_llm=False), values.once
+
+
+def _deployment(
+    values: argparse.Namespace, environment: Environment, *, as_hex_llm: bool
+) -> tuple[ServeConfig, list[str]]:
     model = _model(values, environment)
     topology = None if values.disagg_topo is None else Topology.parse(values.disagg_topo)
     config = ServeConfig(
@@ -85,7 +112,7 @@ def router_config(arguments: Sequence[str], environment: Environment) -> RouterC
         ConfigError: see settings.flags.parse; or no worker is named.
     """
     values = flags.parse(
-        (flags.MODEL, flags.ROUTER, flags.HTTP, flags.LOGGING),
+        (flags.MODEL, flags.API, flags.ROUTER, flags.HTTP, flags.LOGGING),
         arguments,
         prog="python -m router",
         description="Serve HTTP by way of workers that run elsewhere.",
@@ -105,7 +132,7 @@ def _model(values: argparse.Namespace, environment: Environment) -> ModelConfig:
     model = values.model or environment.storage_uri
     if not model:
         raise ConfigError("--model is missing: a Hugging Face model id, a local folder, or demo")
-    # A router's command line has no flags for the weights.
+    # A router's command line has no flags for the weights, a worker's none for the API.
     names = ModelConfig.__dataclass_fields__.keys() & vars(values).keys()
     return ModelConfig(**{name: getattr(values, name) for name in names} | {"model": model})
 

@@ -109,15 +109,21 @@ MODEL = Group(
             "model",
             "Hugging Face model id, local folder, `demo`, or `fake` (no arithmetic: for tests)",
         ),
+        Flag("revision", "revision of a Hugging Face model id"),
+        _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
+        Flag("seed", "seeds every generator", _seed, 0),
+    ),
+)  # fmt: skip
+
+API = Group(
+    "API",
+    (
+        Flag("served_model_name", "name of the model in the API (default: --model)"),
         Flag("tokenizer", "tokenizer's model id or folder (default: the model's)"),
         Flag(
             "tokenizer_mode", "auto or slow", default="auto", choices=("auto", "slow"),
             supported=("auto",),
         ),
-        Flag("revision", "revision of a Hugging Face model id"),
-        Flag("served_model_name", "name of the model in the API (default: --model)"),
-        _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
-        Flag("seed", "seeds every generator", _seed, 0),
     ),
 )  # fmt: skip
 
@@ -199,6 +205,8 @@ HTTP = Group(
         ),
     ),
 )
+
+DEMO = Group("demo", (_switch("once", "end after the answer", False),))
 
 LOGGING = Group(
     "logging",
@@ -283,7 +291,12 @@ def _normalize(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
 
 
 def parse(
-    groups: Sequence[Group], arguments: Sequence[str], *, prog: str, description: str
+    groups: Sequence[Group],
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    usage: str = "--model MODEL [FLAGS]",
 ) -> argparse.Namespace:
     """Parse a command line against some groups of the table; `--help` prints them and exits.
 
@@ -293,7 +306,7 @@ def parse(
     """
     parser = _Parser(
         prog=prog,
-        usage=f"{prog} --model MODEL [FLAGS]",
+        usage=f"{prog} {usage}",
         description=description,
         epilog="Names may be written with - or _. A switch is --flag, --no_flag or "
         "--flag=true|false.",

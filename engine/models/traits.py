@@ -48,7 +48,6 @@ class Traits:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    max_positions: int
 
 
 _REQUIRED = object()
@@ -153,7 +152,6 @@ def _llama(config: _Config) -> Traits:
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias", False),
-        max_positions=config.integer("max_position_embeddings", 2048),
     )
 
 

@@ -55,16 +55,6 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert read_config(folder).generation_defaults == {"temperature": 0.6, "top_p": 0.9}
 
 
-def test_require(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path, {**CONFIG, "theta": 1, "tied": True, "none": None}))
-    assert config.require("theta", int) == 1
-    assert config.require("theta", float) == 1
-    assert config.require("tied", bool) is True
-    for name, kind in (("absent", int), ("theta", str), ("tied", int), ("none", str)):
-        with pytest.raises(CheckpointError, match=name):
-            config.require(name, kind)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

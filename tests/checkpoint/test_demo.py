@@ -207,7 +207,6 @@ def test_pip_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_model_is_whole(demo_folder: Path) -> None:
     demo.check_demo_model(demo_folder)
     assert read_config(demo_folder).eos_token_ids == (2,)
-    assert open_weights(demo_folder).total_bytes == 269_030_016
     # The golden answers hold for these very weights.
     golden = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
     with demo_folder.joinpath("model.safetensors").open("rb") as file:

@@ -14,12 +14,10 @@ from checkpoint.tokenizer import Tokenizer
 
 def test_fake_ids_are_bytes(fake_folder: Path) -> None:
     tokenizer = Tokenizer.load(fake_folder)
-    assert tokenizer.vocab_size == 512
     text = "A b\n\x00é👍"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
     assert [tokenizer.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
-    assert tokenizer.special_ids == {256, 257, 258}
     assert tokenizer.encode("a<|im_end|>b") == [97, 258, 98]
     assert tokenizer.decode([97, EOS_ID, 300]) == "a<f300>"
     assert tokenizer.decode([97, EOS_ID], skip_special_tokens=False) == "a<|eos|>"
@@ -47,7 +45,7 @@ def test_fake_model_is_cached_once(tmp_path: Path) -> None:
 def test_fake_model_needs_room_for_its_tokens(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"259.*258"):
         write_fake_model(tmp_path, vocab_size=258)
-    assert Tokenizer.load(write_fake_model(tmp_path, vocab_size=259)).vocab_size == 259
+    Tokenizer.load(write_fake_model(tmp_path, vocab_size=259))
 
 
 def test_post_processor_truncation_and_padding(tmp_path: Path) -> None:
@@ -106,8 +104,6 @@ def test_mixed_byte_level_decoder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_demo_model(demo_folder: Path) -> None:
     tokenizer = Tokenizer.load(demo_folder)
-    assert tokenizer.vocab_size == 49152
-    assert tokenizer.special_ids == frozenset(range(17))
     assert tokenizer.encode("x  3") == [104, 256, 35]
     text = "Hello, café 👍🏽 12345\n\n今日は"
     ids = tokenizer.encode(text)

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,44 @@ def test_a_signal_while_the_model_is_fetched_ends_the_process(
     assert process.stop(signal.SIGTERM) < STOP_S
     assert process.exit_code() == 0
     assert "Traceback" not in process.output
+
+
+LEAVING = """
+import subprocess, sys, threading
+from deploy.signals import leave
+
+child = []
+def download():
+    child.append(subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL))
+    started.set()
+    child[0].wait()
+
+started = threading.Event()
+threading.Thread(target=download, daemon=True).start()
+started.wait()
+print("child", child[0].pid, flush=True)
+sys.stdin.read()
+leave(3)
+"""
+
+
+def test_leaving_ends_what_a_thread_has_started(launch: Launch) -> None:
+    process = launch(sys.executable, "-c", LEAVING)
+    child = int(process.wait_for(r"child (\d+)")[1])
+    assert process.exit_code() == 3
+    wait_until(lambda: not alive(child), "the child has ended", STOP_S)
+
+
+@pytest.mark.parametrize("entry", ["main(['serve'])", "serve_main([], as_hex_llm=True)"])
+def test_ctrl_c_before_anything_listens_for_it_is_no_traceback(launch: Launch, entry: str) -> None:
+    code = (
+        "import signal, deploy.cli as cli\n"
+        "cli.quiet_grpc = lambda: signal.raise_signal(signal.SIGINT)\n"
+        f"cli.{entry}"
+    )
+    process = launch(sys.executable, "-c", code)
+    assert process.exit_code() == 130
+    assert process.output == ""
 
 
 def test_workers_do_not_outlive_a_launcher_that_is_killed(launch: Launch) -> None:

@@ -132,12 +132,11 @@ def test_traits_of_a_minimal_config() -> None:
         rope_theta=None,
         tie_word_embeddings=None,
         rms_norm_eps=None,
-        max_position_embeddings=None,
     )
     assert traits_of(minimal) == Traits(
         hidden=32, layers=2, heads=4, kv_heads=4, head_dim=8, ffn=48, vocab=97, norm_eps=1e-6,
         rope_theta=10000.0, rope_scaling=None, tied=False, qkv_bias=False, output_bias=False,
-        mlp_bias=False, max_positions=2048,
+        mlp_bias=False,
     )  # fmt: skip
 
 

@@ -321,7 +321,7 @@ async def test_a_hung_step_is_a_lost_worker() -> None:
 async def test_a_draining_worker_rejects_and_ends_what_it_has() -> None:
     async with serving() as (address, worker, sessions), router(address) as mine:
         mine.session.start(order("old"))
-        mine.session.drain()
+        mine.session._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
         mine.session.start(order("new"))
         await eventually(lambda: mine.heard.items("rejected"))
         (rejected,) = mine.heard.items("rejected")

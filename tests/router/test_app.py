@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from router.errors import GenerationFailed, Overloaded, Unavailable
+from router.load import PoolLoad
 from tests.router.conftest import Client
 from tests.router.fakes import ScriptedGenerator, batches
 from tests.router.test_bad_input import check_error
@@ -103,7 +104,17 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     await client.complete(prompt="abc", stop="l")
     generator.script = [GenerationFailed("lost")]
     await client.post("/v1/completions", {"prompt": "p"})
-    client.context.metrics.set_load(running=3, waiting=2, kv_cache_usage=0.25, compiles=0)
+    client.context.metrics.set_load(
+        PoolLoad(
+            running=3,
+            waiting=2,
+            compiles=4,
+            free_blocks=20,
+            cached_blocks=10,
+            running_blocks=7,
+            exported_blocks=3,
+        )
+    )
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if line[0] != "#")
@@ -123,6 +134,10 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     assert value("num_requests_running") == 3
     assert value("num_requests_waiting") == 2
     assert value("kv_cache_usage_perc") == 0.25
+    assert float(lines['hexserve:compiles_after_ready{engine="0",model_name="org/model"}']) == 4
+    for state, blocks in {"free": 20, "cached": 10, "running": 7, "exported": 3}.items():
+        name = f'hexserve:kv_blocks{{engine="0",model_name="org/model",state="{state}"}}'
+        assert float(lines[name]) == blocks
     config = 'vllm:cache_config_info{block_size="16",engine="0",model_name="org/model",'
     assert float(lines[config + 'num_gpu_blocks="100"}']) == 1
     ttft = 'vllm:time_to_first_token_seconds_bucket{engine="0",le="2560.0",'

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from engine.types import SamplingParams
+from router.sampling import usable_defaults
 from tests.router.conftest import Client
 from tests.router.fakes import VOCAB, ScriptedGenerator, batches
 
@@ -68,6 +69,16 @@ async def test_values_are_resolved(
 async def test_an_absent_seed_is_drawn(client: Client, generator: ScriptedGenerator) -> None:
     seeds = {(await sampled(client, generator)).seed for _ in range(3)}
     assert len(seeds) == 3
+
+
+def test_defaults_that_are_out_of_range_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    good = {"temperature": 0.6, "top_p": 1, "top_k": 20.0, "min_p": 0.0}
+    assert usable_defaults(good) == good
+    assert not caplog.text
+    bad = {"temperature": 2.5, "top_p": -0.1, "top_k": 1.5, "repetition_penalty": 0}
+    assert usable_defaults({**bad, "min_p": float("nan")}) == {}
+    assert "generation_config.json: repetition_penalty must be a number" in caplog.text
+    assert len(caplog.records) == 5
 
 
 async def test_the_models_defaults_are_for_absent_fields(

@@ -23,7 +23,7 @@ from engine.types import (
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router import dispatch
 from router.dispatch import Dispatcher
-from router.errors import BadRequest, GenerationFailed, Overloaded
+from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
 from tests.services.deployment import eventually
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
@@ -248,6 +248,53 @@ async def test_three_lost_attempts_are_an_error(
         await asyncio.wait_for(asking, 1)
     assert scene.whole()
     assert scene.prefill.aborted == [attempt(n) for n in range(3)]
+
+
+async def test_an_attempt_that_made_progress_begins_a_new_row_of_lost_ones() -> None:
+    scene = Scene(max_tokens=9)
+    asking = await scene.ask()
+    for number in range(3):  # two tokens each, then the loss
+        await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
+        scene.tell(scene.prefill, delta(number, 2 * number, 5))
+        scene.tell(scene.decode, delta(number, 2 * number + 1, 6))
+        assert (await asking).tokens == (5,)
+        assert (await anext(scene.stream)).tokens == (6,)
+        asking = await scene.ask()
+        scene.tell(scene.decode, Failure(attempt(number), FailureCode.INTERNAL, "why"))
+    await eventually(lambda: len(scene.decode.orders) == 4)
+    scene.tell(scene.prefill, delta(3, 6, 7, finish=FinishReason.STOP))
+    assert (await asking).tokens == (7,)
+    assert scene.whole()
+
+
+async def test_a_first_token_alone_is_no_progress() -> None:
+    """A decode worker that always fails must not cost a prefill for every token."""
+    scene = Scene(max_tokens=9)
+    asking = await scene.ask()
+    for number in range(3):
+        await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
+        scene.tell(scene.prefill, delta(number, number, 5))
+        assert (await asking).tokens == (5,)
+        asking = await scene.ask()
+        scene.tell(scene.decode, Failure(attempt(number), FailureCode.INTERNAL, f"no {number}"))
+    with pytest.raises(GenerationFailed, match="no 2"):
+        await asking
+    assert scene.whole()
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ("", "no worker is ready"),
+        ("p", "no decode worker is ready"),
+        ("d", "no prefill worker is ready"),
+    ],
+)
+async def test_the_role_that_is_missing_is_named(there: str, message: str) -> None:
+    scene = Scene()
+    scene.pool.workers = [w for w in (scene.prefill, scene.decode) if w.name == there]
+    with pytest.raises(Unavailable, match=message):
+        await anext(scene.stream)
 
 
 async def test_prefill_counts_no_more_once_decode_has_gone_on() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from settings.command_line import router_config, serve_config, worker_config
+from settings.command_line import demo_config, router_config, serve_config, worker_config
 from settings.config import HttpConfig, ServeConfig, Topology
 from settings.environment import read_environment
 from settings.errors import ConfigError
@@ -145,6 +145,38 @@ def test_a_launcher_hands_on_what_concerns_workers() -> None:
     )
     assert worker.engine == config.engine
     assert worker.model == config.model
+
+
+API_FLAGS = ("--tokenizer=./t", "--served_model_name=name", "--tokenizer_mode=auto")
+
+
+@pytest.mark.parametrize("flag", API_FLAGS)
+def test_what_concerns_the_api_alone_is_no_workers(flag: str) -> None:
+    config, worker_flags = serve_config(["--model=m", *API_FLAGS], read_environment({}))
+    assert (config.model.tokenizer, config.model.served_model_name) == ("./t", "name")
+    assert worker_flags == ["--model=m"]
+    router = router_config(["--model=m", "--workers=h:1", *API_FLAGS], read_environment({}))
+    assert (router.model.tokenizer, router.model.served_model_name) == ("./t", "name")
+    with pytest.raises(ConfigError, match=flag.partition("=")[0]):
+        worker_config(["--model=m", "--address=h:1", flag], read_environment({}), prog="worker")
+
+
+def test_the_demo_is_a_deployment_with_defaults_of_its_own() -> None:
+    config, worker_flags, once = demo_config([], read_environment({}))
+    assert (config.model.model, config.topology, config.http.port) == ("demo", Topology(1, 1), 0)
+    assert worker_flags == ["--model=demo"]
+    assert not once
+    config, _, once = demo_config(["--once", "--disagg_topo=1,2"], read_environment({}))
+    assert config.topology == Topology(1, 2)
+    assert once
+
+
+def test_the_demos_help_shows_its_own_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        demo_config(["--help"], read_environment({}))
+    shown = capsys.readouterr().out
+    assert "usage: hexserve demo [FLAGS]" in shown
+    assert "--once" in shown
 
 
 def test_a_worker_needs_an_address_and_a_router_workers() -> None:

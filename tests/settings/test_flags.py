@@ -12,8 +12,8 @@ from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
-    flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING,
-    flags.WORKER, flags.ROUTER,
+    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.DEPLOYMENT, flags.HTTP,
+    flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
