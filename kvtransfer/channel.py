@@ -27,9 +27,9 @@ class Channel(Protocol):
     ) -> Coroutine[Any, Any, None]:
         """A coroutine that sends one frame and waits while the transport is full.
 
-        A chunk's payload is what `stage` gave for it, needed no longer than until this call
-        (not its coroutine) returns. The coroutine raises ChannelClosed. If it is cancelled
-        halfway, nothing more can be sent.
+        A chunk's payload is what `SourceChannel.stage` gave for it, needed no longer than until
+        this call (not its coroutine) returns. The coroutine raises ChannelClosed. If it is
+        cancelled halfway, nothing more can be sent.
         """
 
     async def recv(self) -> Frame:
@@ -38,16 +38,20 @@ class Channel(Protocol):
         After either, the channel is only good for `close`.
         """
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
-        """Packs a chunk for sending and returns one contiguous buffer per array.
-
-        `slot`, below the window, must not be in use by an unacknowledged chunk. Buffers are
-        valid until the slot is staged again. Raises SharedMemoryFull. Source side only.
-        """
-
     async def close(self, *, idle: bool = False) -> None:
         """Ends the connection at once. Idempotent.
 
         `idle` promises that the peer no longer looks at any slot, so that its memory may be
         written again.
+        """
+
+
+class SourceChannel(Channel, Protocol):
+    """The end of a connection that sends chunks."""
+
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+        """Packs a chunk for sending and returns one contiguous buffer per array.
+
+        `slot`, below the window, must not be in use by an unacknowledged chunk. Buffers are
+        valid until the slot is staged again. Raises SharedMemoryFull.
         """

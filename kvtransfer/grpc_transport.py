@@ -82,11 +82,11 @@ class _CallChannel:
             raise ChannelClosed(_reason(error)) from error
         return _decode(data)
 
+
+class _SourceChannel(_CallChannel):
     def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
         return tuple(as_bytes(array) for array in arrays)
 
-
-class _SourceChannel(_CallChannel):
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtransfer.channel import Channel, ChannelClosed
+from kvtransfer.channel import ChannelClosed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
     LayoutMismatch,
@@ -64,7 +64,7 @@ class Session:
     for the reads it began, releases the transfer, says goodbye and closes the channel.
     """
 
-    def __init__(self, source: KVSource, channel: Channel) -> None:
+    def __init__(self, source: KVSource, channel: SourceChannel) -> None:
         self.state = State.CONNECTED
         self._source = source
         self._channel = channel

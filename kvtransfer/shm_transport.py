@@ -125,9 +125,6 @@ class _ReaderChannel:
             offset += align_up(array.nbytes)
         return tuple(views)
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
-        raise NotImplementedError("only a source stages chunks")
-
     async def close(self, *, idle: bool = False) -> None:
         self._stream.close()
         if self._segment is not None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from kvtransfer.channel import Channel
+from kvtransfer.channel import SourceChannel
 from kvtransfer.errors import KVTransferError, ProtocolError, TransferAborted, UnknownTransfer
 from kvtransfer.frames import MAX_PAYLOAD_BYTES
 from kvtransfer.layout import KVLayout
@@ -156,7 +156,7 @@ class KVSource:
 
     # The transports' and the sessions' side.
 
-    def serve(self, channel: Channel) -> Session:
+    def serve(self, channel: SourceChannel) -> Session:
         """Serves one connection in a task of its own and closes the channel after it."""
         session = Session(self, channel)
         self._sessions.add(session)
