@@ -1,0 +1,7 @@
+#pragma once
+
+namespace hexserve {
+
+struct AttentionTable {};
+
+}  // namespace hexserve

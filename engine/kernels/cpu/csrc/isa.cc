@@ -1,0 +1,29 @@
+// One instruction set's inner loops: compiled once for each, with its flags and its name in
+// HEXSERVE_ISA. Only intrinsics and C headers here: an inline function of the standard library
+// compiled with these flags could be linked into code that runs on any processor.
+
+#include "kernel_table.h"
+
+#if defined(__AVX512F__)
+#include "vec_avx512.h"
+#else
+#include "vec_avx2.h"
+#endif
+
+#include "vec_math.h"
+// Above: the vectors. Below: what is made of them.
+#include "attention_tiles.h"
+#include "linear_tiles.h"
+#include "norm_tiles.h"
+
+#define HEXSERVE_STRING_(x) #x
+#define HEXSERVE_STRING(x) HEXSERVE_STRING_(x)
+
+namespace hexserve {
+namespace HEXSERVE_ISA {
+
+extern const KernelTable table;
+const KernelTable table = {HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention};
+
+}  // namespace HEXSERVE_ISA
+}  // namespace hexserve

@@ -1,0 +1,33 @@
+// The inner loops, once for each instruction set: `isa.cc` is compiled for each of them and
+// fills one table; the handlers call through the table that `choose` picked at start.
+//
+// What an inner loop computes for one row depends on that row alone, in the same order of the
+// same instructions, whatever other rows are computed beside it.
+
+#pragma once
+
+#include <cstdint>
+
+#include "attention_table.h"
+#include "linear_table.h"
+#include "norm_table.h"
+
+namespace hexserve {
+
+struct KernelTable {
+  const char* name;
+  NormTable norm;
+  LinearTable linear;
+  AttentionTable attention;
+};
+
+// The chosen table. The best that this processor runs, unless `choose` was called.
+const KernelTable& kernels();
+
+// Picks a table by name; false if this processor does not run it or there is no such name.
+bool choose(const char* name);
+
+// Names of the tables that this processor runs, best first; ends with nullptr.
+const char* const* available();
+
+}  // namespace hexserve

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace hexserve {
+namespace HEXSERVE_ISA {
+
+constexpr LinearTable kLinear = {};
+
+}  // namespace HEXSERVE_ISA
+}  // namespace hexserve

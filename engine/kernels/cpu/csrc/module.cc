@@ -1,0 +1,93 @@
+// The Python module: the handlers as capsules for jax.ffi, and the few switches.
+
+#include <Python.h>
+
+#include "ffi.h"
+#include "kernel_table.h"
+#include "parallel.h"
+
+#define HEXSERVE_HANDLERS(handler) \
+  handler(rms_norm)
+
+namespace hexserve {
+
+#define HEXSERVE_DECLARE(name) extern "C" XLA_FFI_Error* hexserve_##name(XLA_FFI_CallFrame*);
+HEXSERVE_HANDLERS(HEXSERVE_DECLARE)
+#undef HEXSERVE_DECLARE
+
+namespace {
+
+PyObject* handlers(PyObject*, PyObject*) {
+  PyObject* all = PyDict_New();
+  if (all == nullptr) return nullptr;
+#define HEXSERVE_ADD(name)                                                                       \
+  {                                                                                              \
+    PyObject* capsule = PyCapsule_New(reinterpret_cast<void*>(&hexserve_##name), nullptr, nullptr); \
+    if (capsule == nullptr || PyDict_SetItemString(all, #name, capsule) < 0) {                   \
+      Py_XDECREF(capsule);                                                                       \
+      Py_DECREF(all);                                                                            \
+      return nullptr;                                                                            \
+    }                                                                                            \
+    Py_DECREF(capsule);                                                                          \
+  }
+  HEXSERVE_HANDLERS(HEXSERVE_ADD)
+#undef HEXSERVE_ADD
+  return all;
+}
+
+PyObject* instruction_sets(PyObject*, PyObject*) {
+  PyObject* names = PyList_New(0);
+  if (names == nullptr) return nullptr;
+  for (const char* const* name = available(); *name != nullptr; ++name) {
+    PyObject* text = PyUnicode_FromString(*name);
+    if (text == nullptr || PyList_Append(names, text) < 0) {
+      Py_XDECREF(text);
+      Py_DECREF(names);
+      return nullptr;
+    }
+    Py_DECREF(text);
+  }
+  return names;
+}
+
+PyObject* use_instruction_set(PyObject*, PyObject* name) {
+  PyObject* bytes = PyUnicode_AsUTF8String(name);
+  if (bytes == nullptr) return nullptr;
+  const bool known = choose(PyBytes_AsString(bytes));
+  Py_DECREF(bytes);
+  if (!known) return PyErr_Format(PyExc_ValueError, "%R does not run on this processor", name);
+  Py_RETURN_NONE;
+}
+
+PyObject* limit_threads(PyObject*, PyObject* count) {
+  const long long most = PyLong_AsLongLong(count);
+  if (most == -1 && PyErr_Occurred()) return nullptr;
+  thread_limit.store(most, std::memory_order_relaxed);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {
+    {"handlers", handlers, METH_NOARGS, "Name -> capsule of every handler, for jax.ffi."},
+    {"instruction_sets", instruction_sets, METH_NOARGS, "Those this processor runs, best first."},
+    {"use_instruction_set", use_instruction_set, METH_O, "Run the named inner loops from now on."},
+    {"limit_threads", limit_threads, METH_O, "Most threads of one kernel; 0 is no limit."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "The CPU kernels; see engine.kernels.cpu.", -1, methods,
+    nullptr, nullptr, nullptr, nullptr,
+};
+
+}  // namespace
+}  // namespace hexserve
+
+PyMODINIT_FUNC PyInit__native() {
+  PyObject* module = PyModule_Create(&hexserve::definition);
+  if (module == nullptr) return nullptr;
+  if (PyModule_AddStringConstant(module, "built_for", HEXSERVE_JAXLIB_VERSION) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,27 @@
+// Root mean square norm of one row. Included by isa.cc.
+
+#pragma once
+
+#include <cmath>
+
+namespace hexserve {
+namespace HEXSERVE_ISA {
+
+template <typename T>
+static void rms_norm(const T* x, const T* weight, T* y, int64_t width, float eps) {
+  Vec squares = zero();
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec v = load_first(x + i, width - i);
+    squares = fma(v, v, squares);
+  }
+  const Vec scale = broadcast(1.0f / sqrtf(sum_lanes(squares) / float(width) + eps));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec v = mul(load_first(x + i, width - i), scale);
+    store_first(y + i, mul(v, load_first(weight + i, width - i)), width - i);
+  }
+}
+
+constexpr NormTable kNorm = {rms_norm<float>, rms_norm<uint16_t>};
+
+}  // namespace HEXSERVE_ISA
+}  // namespace hexserve

@@ -1,0 +1,37 @@
+// Checked access to the buffers of a call. A wrong call is an error that names the operand; it
+// never reads or writes outside of a buffer.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ffi.h"
+
+namespace hexserve {
+
+using Operand = ffi::AnyBuffer;
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+inline ffi::Error invalid(const std::string& what) { return ffi::Error::InvalidArgument(what); }
+
+// A handler returns a Future; an error is one that is ready.
+inline ffi::Future failed(const std::string& what) {
+  ffi::Promise promise;
+  promise.SetError(invalid(what));
+  return ffi::Future(promise);
+}
+
+template <typename T>
+T* data(const Operand& buffer) {
+  return static_cast<T*>(buffer.untyped_data());
+}
+
+// The run-time value of an int32 scalar.
+inline int64_t scalar(const Operand& buffer) { return *data<const int32_t>(buffer); }
+
+inline bool is_scalar(const Operand& buffer) {
+  return buffer.element_type() == ffi::S32 && buffer.element_count() == 1;
+}
+
+}  // namespace hexserve

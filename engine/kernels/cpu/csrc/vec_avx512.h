@@ -1,0 +1,107 @@
+// Vectors of 16 floats (AVX-512 F, BW, DQ, VL). Included by one instruction set's file alone.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace hexserve {
+namespace HEXSERVE_ISA {
+
+constexpr int kLanes = 16;
+using Vec = __m512;
+
+static inline __mmask16 first(int64_t n) {
+  return n >= kLanes ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1);
+}
+
+static inline Vec zero() { return _mm512_setzero_ps(); }
+static inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
+static inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+// The first n lanes; the others are 0, and are not read or written.
+static inline Vec load_first(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
+static inline void store_first(float* p, Vec x, int64_t n) { _mm512_mask_storeu_ps(p, first(n), x); }
+
+static inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+static inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+static inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+static inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+static inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+static inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+static inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+// `x` in the first n lanes, `other` in the rest.
+static inline Vec keep_first(Vec x, Vec other, int64_t n) {
+  return _mm512_mask_blend_ps(first(n), other, x);
+}
+// `x` where `tested` >= low, else 0.
+static inline Vec zero_below(Vec x, Vec tested, Vec low) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(tested, low, _CMP_GE_OQ), x);
+}
+static inline Vec round_nearest(Vec x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// x * 2^n for whole n within [-126, 127].
+static inline Vec scale_by_power(Vec x, Vec n) {
+  const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+  return _mm512_mul_ps(x, _mm512_castsi512_ps(bits));
+}
+// Fixed trees: the same bits wherever they are used.
+static inline float sum_lanes(Vec x) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static inline float max_lanes(Vec x) {
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+// bfloat16 is stored as its 16 bits.
+static inline Vec widen(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+static inline Vec load(const uint16_t* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
+static inline Vec load_first(const uint16_t* p, int64_t n) {
+  return widen(_mm256_maskz_loadu_epi16(first(n), p));
+}
+// Rounds to nearest even; NaN stays NaN.
+static inline __m256i narrow(Vec x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+static inline void store(uint16_t* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow(x)); }
+static inline void store_first(uint16_t* p, Vec x, int64_t n) {
+  _mm256_mask_storeu_epi16(p, first(n), narrow(x));
+}
+
+// Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
+using Pairs = __m512i;
+static inline Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+static inline Pairs broadcast_pair(const uint16_t* p) {
+  int32_t pair;
+  __builtin_memcpy(&pair, p, 4);
+  return _mm512_set1_epi32(pair);
+}
+static inline Vec dot_pairs(Pairs a, Pairs b, Vec c) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+#else
+  const __m512i high = _mm512_set1_epi32(int32_t(0xffff0000));
+  const Vec low = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+                                  _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), c);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)),
+                         _mm512_castsi512_ps(_mm512_and_si512(b, high)), low);
+#endif
+}
+
+}  // namespace HEXSERVE_ISA
+}  // namespace hexserve

@@ -1,0 +1,186 @@
+"""The operations of the engine. Each platform fills this one interface; `reference` is the oracle.
+
+Everything here runs inside a jitted program, on one device's shard of the model. Batches are
+padded to a program's shape; the live counts are run-time scalars, and kernels skip what lies
+beyond them: padding rows of an output hold anything, unless it says otherwise.
+
+KV pools are [layers, blocks, block_size, kv_heads, head_dim]: the KV of one token lies in one
+piece, so that a block, a chunk of tokens and a range of heads each copy as whole rows, a
+quantized pool adds its scales as [layers, blocks, block_size, kv_heads], and tensor
+parallelism shards the heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+
+class UnsupportedShape(ValueError):
+    """The chosen kernels do not compute this shape; the message names it and the limit."""
+
+
+class Batch(NamedTuple):
+    """A ragged batch, padded to T tokens, S rows and B table entries; all int32.
+
+    Attributes:
+        tokens: [T] token ids, row after row.
+        starts: [S + 1] cumulative query lengths; padding rows repeat the last value.
+        tables: [S, B] block tables.
+        kv_lens: [S] tokens of each row whose KV is there after this step.
+        num_rows: live rows. Rows of one token come first.
+        num_single: how many of them have one token.
+        num_tokens: live tokens, equal to starts[num_rows].
+    """
+
+    tokens: Any
+    starts: Any
+    tables: Any
+    kv_lens: Any
+    num_rows: Any
+    num_single: Any
+    num_tokens: Any
+
+
+class KVPools(NamedTuple):
+    """[layers, blocks, block_size, kv_heads, head_dim] each, as the kernels store them."""
+
+    k: Any
+    v: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The weight of a matmul, in the layout that one platform's kernels want.
+
+    Attributes:
+        matrix: what `Kernels.pack_linear` made, one matrix per layer in front if layered.
+        bias: [layers, features], or None.
+        features: outputs on one shard.
+    """
+
+    matrix: Any
+    bias: Any
+    features: int = field(metadata={"static": True})
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one layer's attention computes. A query at position p sees position t <= p if
+
+    Attributes:
+        scale: multiplies the scores.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+        window: only t > p - window (sliding window); None is no limit.
+        chunk: only t of the same chunk, t // chunk == p // chunk; None is no limit.
+    """
+
+    scale: float
+    soft_cap: float | None = None
+    window: int | None = None
+    chunk: int | None = None
+
+
+class Kernels(Protocol):
+    """One platform's implementation, chosen once at start. Stateless."""
+
+    @property
+    def name(self) -> str:
+        """What the start-up log calls it."""
+
+    def check(self, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int) -> None:
+        """Refuse what cannot be computed; sizes are those of one shard.
+
+        Raises:
+            UnsupportedShape: names the size and the limit.
+        """
+
+    def pool_dtype(self, dtype: Any) -> np.dtype:
+        """The dtype that a pool of `dtype` is stored in (of the same width)."""
+
+    def pack_linear(self, weight: np.ndarray) -> np.ndarray:
+        """A matrix [out, in], as checkpoints have it, in the layout that `linear` wants.
+
+        The last two or more axes of the result are [.., in, out] in some tiling; axis 0 is
+        over outputs (or over inputs where `packed_axes` says so).
+        """
+
+    def packed_axes(self, out_axis: str | None, in_axis: str | None) -> tuple[str | None, ...]:
+        """Logical axes of `pack_linear`'s result, for the sharding table."""
+
+    def pack_head(self, weight: np.ndarray) -> np.ndarray:
+        """The output projection [vocab, hidden], in the layout that `logits` and `embed` want."""
+
+    def head_axes(self) -> tuple[str | None, ...]:
+        """Logical axes of `pack_head`'s result."""
+
+    def embed(self, head: Linear, tokens: Any) -> Any:
+        """[T, hidden]: rows `tokens` [T] of a packed head."""
+
+    def rms_norm(self, x: Any, weight: Any, layer: Any, live: Any, eps: float) -> Any:
+        """Root mean square norm of x [T, hidden] in float32, times weight [layers, hidden]."""
+
+    def linear(
+        self, x: Any, weights: tuple[Linear, ...], layer: Any, live: Any, residual: Any = None
+    ) -> tuple[Any, ...]:
+        """x [T, in] times each weight, plus its bias: [T, features] each, in x.dtype.
+
+        Sums are float32. `residual` [T, features] is added to the one result.
+        """
+
+    def gated_linear(self, x: Any, gate: Linear, up: Linear, layer: Any, live: Any) -> Any:
+        """silu(x gate) * (x up): [T, features] in x.dtype; the product is taken in float32."""
+
+    def logits(self, hidden: Any, head: Linear, live: Any) -> Any:
+        """float32 [S, features] from hidden [S, hidden]."""
+
+    def rotate(self, q: Any, k: Any, angles: Any, positions: Any, live: Any) -> tuple[Any, Any]:
+        """Rotary embedding of q [T, heads, head_dim] and k [T, kv_heads, head_dim].
+
+        angles is float32 [positions, head_dim]: cosines of the head_dim / 2 angles, then
+        their sines. Pairs are (i, i + head_dim / 2), Hugging Face's order.
+        """
+
+    def write_kv(
+        self, pools: KVPools, layer: Any, slots: Any, k: Any, v: Any, live: Any
+    ) -> KVPools:
+        """Put k and v [T, kv_heads, head_dim] at `slots` [T] of one layer, in place.
+
+        A slot is block * block_size + offset; those outside the pool are dropped.
+        """
+
+    def attention(
+        self, q: Any, pools: KVPools, layer: Any, batch: Batch, spec: AttentionSpec
+    ) -> Any:
+        """Causal attention of a ragged batch over its blocks, in one layer.
+
+        Args:
+            q: [T, heads, head_dim]; heads is a multiple of kv_heads.
+            pools: hold the KV of this step's tokens already.
+
+        Returns:
+            [T, heads, head_dim] in q.dtype.
+        """
+
+    def export_kv(
+        self, pool: Any, slots: Any, live: Any, layers: tuple[Any, int], heads: tuple[Any, int]
+    ) -> Any:
+        """[count of layers, n, count of heads, head_dim]: what lies at the first `live` slots [n].
+
+        `layers` and `heads` are (first, count); the count is static, the first a scalar.
+        """
+
+    def import_kv(
+        self, pool: Any, slots: Any, live: Any, values: Any, first_layer: Any, first_head: Any
+    ) -> Any:
+        """The inverse of `export_kv`, in place."""
+
+    def copy_blocks(self, pool: Any, sources: Any, targets: Any, live: Any) -> Any:
+        """Copy the first `live` blocks `sources` [n] to `targets` [n] in all layers, in place.
+
+        No block is a source and a target at once.
+        """
