@@ -11,6 +11,9 @@ from pathlib import Path
 from settings.environment import VISIBLE_DEVICES
 from settings.errors import ConfigError
 
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""TPU chips of a process → how they lie on the host's grid."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerators:
@@ -24,23 +27,32 @@ class Accelerators:
     count: int
     names: tuple[str, ...] = ()
 
-    def environment_of(self, worker: int) -> dict[str, str]:
-        """Variables that show worker number `worker` one device, and that as its only one.
+    def environment_of(self, worker: int, devices: int) -> dict[str, str]:
+        """Variables that show worker number `worker` its own `devices` devices, and no other.
 
-        For TPU these are the settings by which libtpu runs one process per chip.
+        For TPU these are the settings by which libtpu runs several processes on a host.
         """
         if self.kind not in VISIBLE_DEVICES:
             return {}
-        one = {VISIBLE_DEVICES[self.kind]: self.names[worker] if self.names else str(worker)}
+        numbers = range(worker * devices, (worker + 1) * devices)
+        names = [self.names[n] if self.names else str(n) for n in numbers]
+        shown = {VISIBLE_DEVICES[self.kind]: ",".join(names)}
         if self.kind == "tpu":
-            one |= {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
-        return one
+            bounds = _CHIP_BOUNDS[devices]
+            shown |= {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
+        return shown
 
-    def check_enough(self, workers: int) -> None:
-        """Raise ConfigError when `workers` workers need more devices than there are."""
-        if self.count and workers > self.count:
+    def check_enough(self, workers: int, devices: int) -> None:
+        """Raise ConfigError when `workers` workers with `devices` each cannot be served."""
+        if self.kind == "tpu" and devices not in _CHIP_BOUNDS:
             raise ConfigError(
-                f"--disagg_topo: {workers} workers need {workers} {self.kind} devices, "
+                f"--tensor_parallel_size={devices}: a process has "
+                f"{', '.join(map(str, _CHIP_BOUNDS))} TPU chips"
+            )
+        if self.count and workers * devices > self.count:
+            raise ConfigError(
+                f"{workers} workers (--disagg_topo) of {devices} devices each "
+                f"(--tensor_parallel_size) need {workers * devices} {self.kind} devices, "
                 f"this host {'lets us use' if self.names else 'has'} {self.count}"
             )
 

@@ -46,7 +46,7 @@ async def running_deployment(
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(topology, flags, accelerators) as workers,
+        LocalWorkers(topology, flags, accelerators, config.engine.tensor_parallel_size) as workers,
         running_router(listener, folders, config.model, config.http, workers.addresses) as router,
     ):
         log.info("listening at %s, not ready yet", router.url)

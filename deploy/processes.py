@@ -68,16 +68,21 @@ class LocalWorkers:
     """The workers of one deployment. Use as `async with`; leaving it ends every process."""
 
     def __init__(
-        self, topology: Topology | None, flags: Sequence[str], accelerators: Accelerators
+        self,
+        topology: Topology | None,
+        flags: Sequence[str],
+        accelerators: Accelerators,
+        devices: int = 1,
     ) -> None:
-        """`flags` are handed on to every worker.
+        """`flags` are handed on to every worker; each has `devices` accelerators.
 
         Raises:
             ConfigError: there are fewer accelerators than workers.
         """
         workers = 1 if topology is None else topology.prefill + topology.decode
-        accelerators.check_enough(workers)
+        accelerators.check_enough(workers, devices)
         self._accelerators = accelerators
+        self._devices = devices
         # Short: a socket's path has 107 bytes at most. mkdtemp makes it mode 0700.
         self._folder = Path(tempfile.mkdtemp(prefix="hexserve-"))
         self.workers = plan_workers(topology, self._folder)
@@ -115,7 +120,7 @@ class LocalWorkers:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(self._accelerators.environment_of(index)),
+            env=child_environment(self._accelerators.environment_of(index, self._devices)),
             start_new_session=True,  # a terminal's Ctrl-C is for this process to hand on
         )
         cores = "all cores" if worker.cpus is None else f"cores {worker.cpus}"

@@ -212,17 +212,22 @@ async def run_worker(config: WorkerConfig, roles: Role, stop: asyncio.Event) -> 
 
 def _load(config: WorkerConfig, roles: Role) -> BuiltEngine:
     folder = resolve(config.model.model, config.cache, config.model.revision)
-    _set_up_jax(config.cache / "xla" / str(roles))
+    _set_up_jax(config.cache / "xla" / str(roles), config.engine.tensor_parallel_size)
     built = build_engine(folder, config.model, config.engine, roles)
     if config.engine.warmup:
         built.runner.warm_up()
     return built
 
 
-def _set_up_jax(compile_cache: Path) -> None:
-    """Keep every compiled program for the next start; one folder per role."""
+def _set_up_jax(compile_cache: Path, devices: int) -> None:
+    """Keep every compiled program for the next start; one folder per role.
+
+    Where the devices are cores, they are shared by `devices` virtual ones.
+    """
     import jax
 
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
     compile_cache.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(compile_cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

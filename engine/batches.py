@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.kernels.reference import Batch
+from engine.kernels.batch import Batch
 from engine.plan import BatchRow
 from engine.programs import ProgramShape
 from engine.sampling import RowParams
 
 
 def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> Batch:
-    """Rows (those of one token first) as a Batch of `shape`; see kernels.reference.Batch."""
+    """Rows (those of one token first) as a Batch of `shape`; see engine.kernels.batch.Batch."""
     flat = list(itertools.chain.from_iterable(row.tokens for row in rows))
     tokens = np.zeros(shape.tokens, np.int32)
     tokens[: len(flat)] = flat

@@ -136,36 +136,35 @@ def _build_jax(
     config: EngineConfig,
     roles: Role,
 ) -> BuiltEngine:
-    import jax
-
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
     from engine.models.traits import traits_of
-    from engine.sharding import make_mesh
 
-    devices = jax.local_devices()
+    devices = _devices(config.tensor_parallel_size)
     platform = devices[0].platform
     sizes = with_platform_defaults(config, platform)
     traits = traits_of(checkpoint.raw)
     dtype = _dtype(model.dtype, checkpoint, platform)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _max_model_len(checkpoint, model)
     limits = _limits(roles, sizes, max_model_len, traits.vocab, config.max_queued_requests)
     shapes = _shapes(roles, limits, sizes, config.block_size)
-    mesh = make_mesh(devices[:1])
+    placement = _placement(traits, devices, config.kernels)
 
-    dummy = model.load_format == "dummy"
-    if dummy:
-        params = loading.dummy_params(traits, dtype, mesh, model.seed)
+    if model.load_format == "dummy":
+        params = loading.dummy_params(placement, dtype, max_model_len, model.seed)
         source = f"dummy-{model.seed}"
     else:
-        params = loading.load_params(folder, traits, dtype, mesh)
+        params = loading.load_params(folder, placement, dtype, max_model_len)
         source = loading.weights_identity(folder)
 
     arrays = tuple(
-        KVArray(name, dtype, traits.layers, traits.kv_heads, traits.head_dim) for name in "kv"
+        KVArray(name, kv_dtype, traits.layers, traits.kv_heads, traits.head_dim) for name in "kv"
     )
-    block_bytes = config.block_size * sum(array.bytes_per_token for array in arrays)
-    blocks = config.num_blocks or _blocks_that_fit(devices[0], block_bytes, config)
+    token_bytes = sum(array.bytes_per_token for array in arrays)
+    # What one device holds: its share of the heads, replicated and empty ones included.
+    device_bytes = token_bytes // traits.kv_heads * placement.shard.kv_heads * config.block_size
+    blocks = config.num_blocks or _blocks_that_fit(devices[0], device_bytes, config)
     pool = BlockPool(blocks, config.block_size)
     if pool.blocks_for(max_model_len - 1) > blocks:
         raise ConfigError(
@@ -175,23 +174,23 @@ def _build_jax(
         )
     runner = JaxRunner(
         params,
-        traits,
-        mesh,
-        PoolSpec(blocks, config.block_size, dtype),
+        placement,
+        PoolSpec(blocks, config.block_size, kv_dtype),
         shapes,
         max_seqs=limits.max_seqs,
         max_model_len=max_model_len,
         chunk_tokens=_chunk_tokens(arrays),
     )
     log.info(
-        "KV cache: %d blocks of %d tokens, %d tokens, %.2f GiB as %s",
+        "KV cache: %d blocks of %d tokens, %d tokens, %.2f GiB as %s on each of %d devices",
         blocks,
         config.block_size,
         blocks * config.block_size,
-        blocks * block_bytes / GIB,
-        dtype,
+        blocks * device_bytes / GIB,
+        kv_dtype,
+        len(devices),
     )
-    fingerprint = loading.fingerprint(checkpoint.raw, dtype, source)
+    fingerprint = loading.fingerprint(checkpoint.raw, f"{dtype}, KV {kv_dtype}", source)
     return BuiltEngine(
         Engine(Scheduler(limits, pool), runner),
         runner,
@@ -199,6 +198,34 @@ def _build_jax(
         arrays,
         _chunk_tokens(arrays),
     )
+
+
+def _devices(count: int) -> list[Any]:
+    import jax
+
+    devices = jax.local_devices()
+    if len(devices) < count:
+        raise ConfigError(
+            f"--tensor_parallel_size={count}: this process has {len(devices)} "
+            f"{devices[0].platform} devices"
+        )
+    return devices[:count]
+
+
+def _placement(traits: Any, devices: list[Any], kernels: str) -> Any:
+    from engine.kernels.choose import KernelsUnavailable, choose_kernels
+    from engine.kernels.interface import UnsupportedShape
+    from engine.models.heads import UnsupportedParallelism
+    from engine.placing import plan_placement
+    from engine.sharding import make_mesh
+
+    try:
+        chosen = choose_kernels(devices[0].platform, kernels)
+        return plan_placement(traits, chosen, make_mesh(devices))
+    except UnsupportedShape as error:
+        raise ConfigError(f"{error}; --kernels=reference computes it, slowly") from error
+    except (KernelsUnavailable, UnsupportedParallelism) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _dtype(asked: str, checkpoint: CheckpointConfig, platform: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.plan import ExportKV, ImportKV, RunBatch, StepOutcome, StepPlan
+from engine.plan import CopyBlocks, ExportKV, ImportKV, RunBatch, StepOutcome, StepPlan
 from engine.types import TokenLogprobs
 
 MODEL_TYPE = "hexserve_fake"
@@ -55,6 +55,9 @@ class FakeRunner:
             elif isinstance(entry, ExportKV):
                 tokens = self._pool[entry.slots]
                 outcome.exported[entry.read_id] = (tokens.reshape(1, -1, 1, 1).copy(),)
+            elif isinstance(entry, CopyBlocks):
+                blocks = self._pool.reshape(-1, self._block_size)
+                blocks[list(entry.targets)] = blocks[list(entry.sources)]
             elif isinstance(entry, RunBatch):
                 self._run_batch(entry, outcome)
         return outcome

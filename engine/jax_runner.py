@@ -1,4 +1,4 @@
-"""Executes step plans with JAX: packs batches, keeps the programs, owns the pools."""
+"""Executes step plans with JAX: packs batches, owns the pools."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from engine import sampling
 from engine.batches import pack_batch, pack_sampling
 from engine.compiles import CompileCounter
-from engine.kernels import reference as kernels
-from engine.models import decoder
-from engine.models.decoder import KVPools, Params
-from engine.models.traits import Traits
+from engine.kernels.batch import Batch
+from engine.kernels.interface import KVPools
+from engine.models.decoder import Params
+from engine.placing import Placement
 from engine.plan import (
+    CopyBlocks,
     ExportKV,
     ImportKV,
     LoadTokenCounts,
@@ -29,12 +29,14 @@ from engine.plan import (
 )
 from engine.programs import ProgramShape, smallest
 from engine.sharding import sharding_of
+from engine.step_programs import POOL_AXES, StepPrograms
 from engine.types import TokenLogprobs
 from telemetry.progress import progress
 
 log = logging.getLogger("hexserve.engine")
 
-POOL_AXES = ("layer", "blocks", "block", "kv_heads", "head_dim")
+BLOCK_COPIES = 16
+"""Blocks of one run of the copy program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,7 @@ class JaxRunner:
     def __init__(
         self,
         params: Params,
-        traits: Traits,
-        mesh: Mesh,
+        placement: Placement,
         pool: PoolSpec,
         shapes: tuple[ProgramShape, ...],
         *,
@@ -64,45 +65,43 @@ class JaxRunner:
         """Allocate the pools.
 
         Args:
+            params: placed by `placement`.
             shapes: the batch programs to compile.
             max_seqs: rows of the penalty counts.
             max_model_len: most tokens that LoadTokenCounts names.
             chunk_tokens: most tokens of one export or import.
         """
+        traits, mesh = placement.traits, placement.mesh
         self._params = params
-        self._traits = traits
         self._shapes = shapes
         self._block_size = pool.block_size
+        self._num_blocks = pool.num_blocks
         self._num_slots = pool.num_blocks * pool.block_size
         self._chunk_tokens = chunk_tokens
         self._count_tokens = max_model_len
         self._dtype = jnp.dtype(pool.dtype)
-        platform = mesh.devices.flat[0].platform
-        # Accelerators multiply float32 in fewer bits unless they are told not to.
-        self._precision = "highest" if self._dtype == jnp.float32 else "default"
-        self._storage = kernels.storage_dtype(self._dtype, platform)
+        self._storage = placement.kernels.pool_dtype(self._dtype)
+        self._pool_heads = placement.heads.kv
+        self._kv_places = placement.kv_places
         shape = (
-            traits.layers, pool.num_blocks, pool.block_size, traits.kv_heads, traits.head_dim
+            traits.layers, pool.num_blocks, pool.block_size, placement.pool_heads, traits.head_dim
         )  # fmt: skip
         zeros = partial(jnp.zeros, shape, self._storage, device=sharding_of(POOL_AXES, mesh))
         self._pools = KVPools(zeros(), zeros())
-        self._replicated = sharding_of((None, None), mesh)
-        self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=self._replicated)
+        replicated = sharding_of((None, None), mesh)
+        self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
         self._compiles = CompileCounter()
-        self._forward: dict[ProgramShape, Any] = {}
-        self._sample: dict[int, Any] = {}
-        self._export = jax.jit(_export)
-        self._import = jax.jit(_import, donate_argnums=0)
-        self._load_counts = jax.jit(sampling.load_counts, donate_argnums=0)
+        self._programs = StepPrograms(placement, params, params["final_norm"].dtype)
 
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""
         for shape in progress(self._shapes, "warm-up: programs", log):
             self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
-        nowhere = np.full(self._chunk_tokens, self._num_slots, np.int32)
-        exported = self._export(self._pools, nowhere)
+        nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
+        exported = self._programs.export_kv(self._pools, nowhere, none)
         zeros = tuple(np.zeros(e.shape, e.dtype) for e in exported)
-        self._pools = self._import(self._pools, nowhere, zeros)
+        self._pools = self._programs.import_kv(self._pools, nowhere, none, zeros)
+        self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
         jax.block_until_ready((self._pools, self._counts))
         self._compiles.reset()
@@ -123,40 +122,21 @@ class JaxRunner:
                     self._run_import(entry)
                 case ExportKV():
                     self._run_export(entry, outcome)
+                case CopyBlocks():
+                    self._run_copy_blocks(entry)
                 case LoadTokenCounts():
                     self._run_load_counts(entry)
         return outcome
 
     # ---- batches ----
 
-    def _programs(self, shape: ProgramShape) -> tuple[Any, Any]:
-        """The compiled forward pass of `shape`, and the sampling of its rows.
-
-        Sampling depends on the number of rows alone: apart, it is compiled far less often.
-        """
-        forward = self._forward.get(shape)
-        if forward is None:
-            step = partial(_forward, traits=self._traits, dtype=self._dtype)
-            batch = pack_batch((), shape)
-            with jax.default_matmul_precision(self._precision):
-                lowered = jax.jit(step, donate_argnums=1).lower(self._params, self._pools, batch)
-            forward = lowered.compile()
-            self._forward[shape] = forward
-        sample = self._sample.get(shape.seqs)
-        if sample is None:
-            logits = jax.ShapeDtypeStruct(
-                (shape.seqs, self._traits.vocab), jnp.float32, sharding=self._replicated
-            )
-            arguments = (logits, pack_sampling((), shape), self._counts, np.int32(0))
-            sample = jax.jit(sampling.sample, donate_argnums=2).lower(*arguments).compile()
-            self._sample[shape.seqs] = sample
-        return forward, sample
-
     def _run_padded(
-        self, shape: ProgramShape, batch: kernels.Batch, rows: sampling.RowParams
+        self, shape: ProgramShape, batch: Batch, rows: sampling.RowParams
     ) -> sampling.Sampled:
-        forward, sample = self._programs(shape)
+        forward = self._programs.forward(shape, self._params, self._pools)
+        sample = self._programs.sample(shape, self._counts)
         logits, self._pools = forward(self._params, self._pools, batch)
+        sampled: sampling.Sampled
         sampled, self._counts = sample(logits, rows, self._counts, batch.num_rows)
         return sampled
 
@@ -186,31 +166,54 @@ class JaxRunner:
     # ---- copies ----
 
     def _padded_slots(self, slots: np.ndarray) -> np.ndarray:
-        padded = np.full(self._chunk_tokens, self._num_slots, np.int32)
+        padded = np.zeros(self._chunk_tokens, np.int32)
         padded[: len(slots)] = slots
         return padded
 
     def _run_export(self, entry: ExportKV, outcome: StepOutcome) -> None:
         count = entry.stop - entry.start
-        exported = self._export(self._pools, self._padded_slots(entry.slots))
-        outcome.exported[entry.read_id] = tuple(
-            np.asarray(array)[:, :count].view(self._dtype) for array in exported
-        )
+        slots = self._padded_slots(entry.slots)
+        exported = self._programs.export_kv(self._pools, slots, np.int32(count))
+        arrays = []
+        for array in exported:
+            heads = np.asarray(array)[:, :count].view(self._dtype)
+            if self._kv_places != tuple(range(heads.shape[2])):
+                heads = heads[:, :, list(self._kv_places)]
+            arrays.append(heads)
+        outcome.exported[entry.read_id] = tuple(arrays)
 
     def _run_import(self, entry: ImportKV) -> None:
         count = len(entry.slots)
-        padded = []
-        for array in entry.arrays:
-            if count < self._chunk_tokens:
-                whole = np.zeros(
-                    (array.shape[0], self._chunk_tokens, *array.shape[2:]), array.dtype
-                )
-                whole[:, :count] = array
-                array = whole
-            padded.append(array.view(self._storage))
-        self._pools = self._import(self._pools, self._padded_slots(entry.slots), tuple(padded))
+        padded = tuple(self._padded_values(array) for array in entry.arrays)
+        slots = self._padded_slots(entry.slots)
+        self._pools = self._programs.import_kv(self._pools, slots, np.int32(count), padded)
         # The arrays may be shared memory that is reused once this step has returned.
         jax.block_until_ready(self._pools)
+
+    def _padded_values(self, array: np.ndarray) -> np.ndarray:
+        """One whole chunk with the heads of the pools; heads of zeros get any value."""
+        if len(self._pool_heads) != array.shape[2] or self._kv_places != self._pool_heads:
+            array = array[:, :, [max(head, 0) for head in self._pool_heads]]
+        if array.shape[1] < self._chunk_tokens:
+            layers, count, *rest = array.shape
+            whole = np.zeros((layers, self._chunk_tokens, *rest), array.dtype)
+            whole[:, :count] = array
+            array = whole
+        return array.view(self._storage)
+
+    def _run_copy_blocks(self, entry: CopyBlocks) -> None:
+        for begin in range(0, max(1, len(entry.sources)), BLOCK_COPIES):
+            sources, targets = (
+                np.array(blocks[begin : begin + BLOCK_COPIES], np.int32)
+                for blocks in (entry.sources, entry.targets)
+            )
+            padding = (0, BLOCK_COPIES - len(sources))
+            self._pools = self._programs.copy_blocks(
+                self._pools,
+                np.pad(sources, padding),
+                np.pad(targets, padding),
+                np.int32(len(sources)),
+            )
 
     def _run_load_counts(self, entry: LoadTokenCounts) -> None:
         tokens = np.zeros(self._count_tokens, np.int32)
@@ -221,20 +224,4 @@ class JaxRunner:
         stop = len(prompt) + len(entry.output)
         tokens[len(prompt) : stop] = entry.output
         added[len(prompt) : stop] = sampling.COUNT_STEP
-        self._counts = self._load_counts(self._counts, np.int32(entry.slot), tokens, added)
-
-
-def _forward(
-    params: Params, pools: KVPools, batch: kernels.Batch, *, traits: Traits, dtype: Any
-) -> tuple[jax.Array, KVPools]:
-    hidden, pools = decoder.forward(params, traits, pools, batch, dtype)
-    return decoder.logits(params, hidden), pools
-
-
-def _export(pools: KVPools, slots: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(kernels.export_kv(pool, slots) for pool in pools)
-
-
-def _import(pools: KVPools, slots: jax.Array, values: tuple[jax.Array, ...]) -> KVPools:
-    written = (kernels.import_kv(p, slots, v) for p, v in zip(pools, values, strict=True))
-    return KVPools(*written)
+        self._counts = self._programs.load_counts(self._counts, np.int32(entry.slot), tokens, added)

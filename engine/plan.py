@@ -88,7 +88,18 @@ class ImportKV:
     arrays: tuple[np.ndarray, ...]
 
 
-Entry = RunBatch | LoadTokenCounts | ExportKV | ImportKV
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Copy whole KV blocks within the pool: sources[i] to targets[i], in every layer.
+
+    No block is both a source and a target.
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+Entry = RunBatch | LoadTokenCounts | ExportKV | ImportKV | CopyBlocks
 
 
 @dataclass(frozen=True, slots=True)

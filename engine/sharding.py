@@ -21,6 +21,8 @@ TABLE: dict[str | None, str | None] = {
     "ffn": MODEL_AXIS,
     "blocks": None,
     "block": None,
+    "position": None,
+    "partial_sum": MODEL_AXIS,  # one part of a sum on each shard
     None: None,
 }
 """Logical axis → mesh axis; None is replicated."""

@@ -63,8 +63,12 @@ class EngineConfig:
     """How a worker's engine batches and how much KV it holds.
 
     The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
+    `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own.
     """
 
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    kernels: str = "auto"
     warmup: bool = True
     max_prefill_seqs: int = 1
     prefill_seqs_padding: int = 8

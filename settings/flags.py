@@ -136,7 +136,7 @@ WEIGHTS = Group(
         ),
         Flag(
             "dtype",
-            "of weights and KV; auto is the checkpoint's, on CPU float32",
+            "of weights and activations; auto is the checkpoint's, on CPU float32",
             default="auto",
             choices=("auto", "float32", "bfloat16"),
         ),
@@ -148,7 +148,15 @@ WEIGHTS = Group(
 ENGINE = Group(
     "engine of each worker",
     (
-        Flag("tensor_parallel_size", "devices per worker", _positive, 1, supported=(1,)),
+        Flag("tensor_parallel_size", "devices per worker", _positive, 1),
+        Flag(
+            "kv_cache_dtype", "of the KV cache; auto is the weights'", default="auto",
+            choices=("auto", "float32", "bfloat16"),
+        ),
+        Flag(
+            "kernels", "auto is the platform's own; reference is slow and runs everywhere",
+            default="auto", choices=("auto", "reference", "cpu"),
+        ),
         _switch("enable_jit", "compile the programs", True, (True,)),
         _switch("warmup", "compile everything before the first request", True),
         Flag("max_prefill_seqs", "most sequences prefilled in one step", _positive, 1),

@@ -18,31 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from engine.kernels.batch import Batch
+
 
 class UnsupportedShape(ValueError):
     """The chosen kernels do not compute this shape; the message names it and the limit."""
-
-
-class Batch(NamedTuple):
-    """A ragged batch, padded to T tokens, S rows and B table entries; all int32.
-
-    Attributes:
-        tokens: [T] token ids, row after row.
-        starts: [S + 1] cumulative query lengths; padding rows repeat the last value.
-        tables: [S, B] block tables.
-        kv_lens: [S] tokens of each row whose KV is there after this step.
-        num_rows: live rows. Rows of one token come first.
-        num_single: how many of them have one token.
-        num_tokens: live tokens, equal to starts[num_rows].
-    """
-
-    tokens: Any
-    starts: Any
-    tables: Any
-    kv_lens: Any
-    num_rows: Any
-    num_single: Any
-    num_tokens: Any
 
 
 class KVPools(NamedTuple):
@@ -102,17 +82,17 @@ class Kernels(Protocol):
     def pool_dtype(self, dtype: Any) -> np.dtype:
         """The dtype that a pool of `dtype` is stored in (of the same width)."""
 
-    def pack_linear(self, weight: np.ndarray) -> np.ndarray:
+    def pack_linear(self, weight: np.ndarray, shards: int) -> np.ndarray:
         """A matrix [out, in], as checkpoints have it, in the layout that `linear` wants.
 
-        The last two or more axes of the result are [.., in, out] in some tiling; axis 0 is
-        over outputs (or over inputs where `packed_axes` says so).
+        Runs at load, on the host. `shards` is in how many equal parts the outputs will be
+        cut: each part is packed by itself.
         """
 
     def packed_axes(self, out_axis: str | None, in_axis: str | None) -> tuple[str | None, ...]:
         """Logical axes of `pack_linear`'s result, for the sharding table."""
 
-    def pack_head(self, weight: np.ndarray) -> np.ndarray:
+    def pack_head(self, weight: np.ndarray, shards: int) -> np.ndarray:
         """The output projection [vocab, hidden], in the layout that `logits` and `embed` want."""
 
     def head_axes(self) -> tuple[str | None, ...]:

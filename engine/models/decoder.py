@@ -1,111 +1,107 @@
-"""The decoder: token ids and KV pools in, hidden states and KV pools out."""
+"""The decoder: token ids and KV pools in, hidden states and KV pools out.
+
+Runs on each device's shard of the model; what the shards have in parts is summed here.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from engine.kernels import reference as kernels
-from engine.kernels.reference import Batch
-from engine.models.rope import inverse_frequencies, rotate
+from engine.kernels.batch import Batch, positions_and_slots
+from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
 from engine.models.traits import Traits
 
-Params = dict[str, Array]
-
-_LAYER_WEIGHTS = (
-    "attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down",
-    "q_bias", "k_bias", "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias",
-)  # fmt: skip
+Params = dict[str, Any]  # Array or Linear
 
 
-class KVPools(NamedTuple):
-    """[layers, blocks, block_size, kv_heads, head_dim] each, in their storage dtype."""
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One shard's computation.
 
-    k: Array
-    v: Array
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Root mean square norm over the last axis, computed in float32."""
-    wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
-
-
-def linear(x: Array, weights: Params, name: str) -> Array:
-    """x [n, in] times weight [in, out], plus its bias if it has one."""
-    y = jnp.dot(x, weights[name], preferred_element_type=jnp.float32)
-    bias = weights.get(f"{name}_bias")
-    if bias is not None:
-        y = y + bias.astype(jnp.float32)
-    return y.astype(x.dtype)
-
-
-def forward(
-    params: Params, traits: Traits, pools: KVPools, batch: Batch, dtype: Any
-) -> tuple[Array, KVPools]:
-    """Run all layers over a ragged batch.
-
-    Writes the KV of the batch's tokens into `pools` (donate them).
-
-    Returns:
-        hidden [S, hidden]: the state of each row's last token, normed for `logits`;
-        and the pools.
+    Attributes:
+        traits: of the shard: its heads, its part of the MLP; the whole vocabulary.
+        kernels: what computes it.
+        axis: the mesh axis that the shards lie on; None where there is one shard.
     """
-    t = traits
-    blocks, block_size = pools.k.shape[1:3]
-    positions, slots = kernels.positions_and_slots(batch, block_size, blocks * block_size)
-    with jax.named_scope("embed"):
-        x = params["embedding"][batch.tokens].astype(dtype)  # [T, hidden]
-    angles = positions[:, None].astype(jnp.float32) * inverse_frequencies(t)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)  # [T, head_dim / 2]
 
-    def project(weights: Params) -> Any:
-        def rows(x: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-            n = x.shape[0]
-            h = rms_norm(x, weights["attention_norm"], t.norm_eps)
-            q = linear(h, weights, "q").reshape(n, t.heads, t.head_dim)
-            k = linear(h, weights, "k").reshape(n, t.kv_heads, t.head_dim)
-            v = linear(h, weights, "v").reshape(n, t.kv_heads, t.head_dim)
-            return rotate(q, cos, sin), rotate(k, cos, sin), v
+    traits: Traits
+    kernels: Kernels
+    axis: str | None
 
-        return rows
+    def forward(self, params: Params, pools: KVPools, batch: Batch) -> tuple[Array, KVPools]:
+        """Run all layers over a ragged batch.
 
-    def finish(weights: Params) -> Any:
-        def rows(x: Array, mixed: Array) -> Array:
-            x = x + linear(mixed.reshape(x.shape[0], t.heads * t.head_dim), weights, "o")
-            h = rms_norm(x, weights["mlp_norm"], t.norm_eps)
-            gate = jax.nn.silu(linear(h, weights, "gate"))
-            return x + linear(gate * linear(h, weights, "up"), weights, "down")
+        Writes the KV of the batch's tokens into `pools` (donate them).
 
-        return rows
+        Returns:
+            hidden [S, hidden]: the state of each row's last token, normed for `logits`;
+            and the pools.
+        """
+        t, ops, live = self.traits, self.kernels, batch.num_tokens
+        blocks, block_size = pools.k.shape[1:3]
+        positions, slots = positions_and_slots(batch, block_size, blocks * block_size)
+        spec = AttentionSpec(scale=t.head_dim**-0.5)
+        with jax.named_scope("embed"):
+            x = self._embed(params, batch.tokens)  # [T, hidden]
+        total = x.shape[0]
 
-    def layer(carry: tuple[Array, KVPools], scanned: tuple[Params, Array]) -> Any:
-        (x, (k_pool, v_pool)), (weights, index) = carry, scanned
-        with jax.named_scope("qkv"):
-            q, k, v = kernels.map_live_rows(project(weights), batch.num_tokens, x, cos, sin)
-        with jax.named_scope("attention"):
-            k_pool = kernels.write_kv(k_pool, index, slots, k)
-            v_pool = kernels.write_kv(v_pool, index, slots, v)
-            mixed = kernels.attention(
-                q, k_pool, v_pool, index, batch, scale=t.head_dim**-0.5, dtype=dtype
-            )
-        with jax.named_scope("mlp"):
-            x = kernels.map_live_rows(finish(weights), batch.num_tokens, x, mixed)
-        return (x, KVPools(k_pool, v_pool)), None
+        def layer(carry: tuple[Array, KVPools], index: Array) -> tuple[tuple[Array, KVPools], None]:
+            x, pools = carry
+            with jax.named_scope("qkv"):
+                h = ops.rms_norm(x, params["attention_norm"], index, live, t.norm_eps)
+                weights = (params["q"], params["k"], params["v"])
+                q, k, v = ops.linear(h, weights, index, live)
+                q = q.reshape(total, t.heads, t.head_dim)
+                k = k.reshape(total, t.kv_heads, t.head_dim)
+                v = v.reshape(total, t.kv_heads, t.head_dim)
+                q, k = ops.rotate(q, k, params["angles"], positions, live)
+            with jax.named_scope("attention"):
+                pools = ops.write_kv(pools, index, slots, k, v, live)
+                mixed = ops.attention(q, pools, index, batch, spec)
+                mixed = mixed.reshape(total, t.heads * t.head_dim)
+                x = self._add_parts(x, mixed, params["o"], index, live)
+            with jax.named_scope("mlp"):
+                h = ops.rms_norm(x, params["mlp_norm"], index, live, t.norm_eps)
+                h = ops.gated_linear(h, params["gate"], params["up"], index, live)
+                x = self._add_parts(x, h, params["down"], index, live)
+            return (x, pools), None
 
-    layer_weights = {name: params[name] for name in _LAYER_WEIGHTS if name in params}
-    scanned = (layer_weights, jnp.arange(t.layers, dtype=jnp.int32))
-    (x, pools), _ = lax.scan(layer, (x, pools), scanned)
-    last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
-    return rms_norm(last, params["final_norm"], t.norm_eps), pools
+        layers = jnp.arange(t.layers, dtype=jnp.int32)
+        (x, pools), _ = lax.scan(layer, (x, pools), layers)
+        last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
+        first_layer = jnp.int32(0)
+        hidden = ops.rms_norm(last, params["final_norm"], first_layer, batch.num_rows, t.norm_eps)
+        return hidden, pools
 
+    def logits(self, params: Params, hidden: Array, live: Array) -> Array:
+        """float32 [S, vocab] from normed hidden states [S, hidden], the first `live` rows."""
+        with jax.named_scope("logits"):
+            own = self.kernels.logits(hidden, params["head"], live)
+            if self.axis is None:
+                return own
+            return lax.all_gather(own, self.axis, axis=1, tiled=True)[:, : self.traits.vocab]
 
-def logits(params: Params, hidden: Array) -> Array:
-    """float32 [S, vocab] from normed hidden states [S, hidden]."""
-    head = params.get("head", params["embedding"])  # [vocab, hidden]
-    with jax.named_scope("logits"):
-        return jnp.einsum("se,ve->sv", hidden, head, preferred_element_type=jnp.float32)
+    def _add_parts(self, x: Array, h: Array, weight: Linear, index: Array, live: Array) -> Array:
+        """x plus h times a weight whose inputs lie on all shards."""
+        if self.axis is None:
+            return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
+        return x + lax.psum(self.kernels.linear(h, (weight,), index, live)[0], self.axis)
+
+    def _embed(self, params: Params, tokens: Array) -> Array:
+        """[T, hidden]; the vocabulary lies on all shards."""
+        table, head = params.get("embedding"), params["head"]
+        size = head.features if table is None else table.shape[0]
+
+        def rows(own: Array) -> Array:
+            return self.kernels.embed(head, own) if table is None else table[own]
+
+        if self.axis is None:
+            return rows(tokens)
+        own = tokens - lax.axis_index(self.axis) * size
+        here = (own >= 0) & (own < size)
+        return lax.psum(jnp.where(here[:, None], rows(jnp.where(here, own, 0)), 0), self.axis)

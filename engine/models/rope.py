@@ -1,14 +1,22 @@
-"""Rotary position embeddings (Su et al., 2021), in Hugging Face's half-split order."""
+"""Rotary position embeddings (Su et al., 2021): the angles, made once at load."""
 
 from __future__ import annotations
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from engine.models.traits import Llama3Scaling, Traits
+
+
+def rope_angles(traits: Traits, positions: int) -> np.ndarray:
+    """float32 [positions, head_dim]: cosines of each position's angles, then their sines.
+
+    A table, so that a token is rotated by the same bits in every program.
+    """
+    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(traits)
+    wide = angles.astype(np.float64)
+    return np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
 
 
 def inverse_frequencies(traits: Traits) -> np.ndarray:
@@ -30,11 +38,3 @@ def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
-
-
-def rotate(values: Array, cos: Array, sin: Array) -> Array:
-    """Rotate `values` [n, heads, head_dim] by angles whose cos and sin are [n, head_dim / 2]."""
-    first, second = jnp.split(values.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(values.dtype)

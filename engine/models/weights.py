@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from engine.models.traits import Traits
+
+
+class Kind(Enum):
+    """What a weight is to the kernels."""
+
+    VECTOR = auto()
+    """[layers, width], or [1, width]: norms."""
+    LINEAR = auto()
+    """The matrix of a matmul, [out, in] in a checkpoint."""
+    BIAS = auto()
+    """[out], of the matmul whose name it extends."""
+    EMBEDDING = auto()
+    """[vocab, hidden], whose rows are taken."""
+    HEAD = auto()
+    """[vocab, hidden], the output projection; its rows are taken too if it is tied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,29 +28,26 @@ class Weight:
     """A weight of the decoder.
 
     Attributes:
-        shape: as the decoder uses it; layer weights have the layers in front.
-        axes: logical axis of each dimension, see engine.sharding.
         source: tensor name in a Hugging Face checkpoint; `{}` is the layer.
-        source_shape: shape there, of one layer.
-        transposed: the checkpoint has [out, in] and the decoder wants [in, out].
+        shape: of that tensor, that is of one layer.
+        axes: logical axis of each dimension of it, see engine.sharding.
         init: "normal", "ones" or "zeros", for `--load_format dummy`.
     """
 
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
+    kind: Kind
     source: str
-    source_shape: tuple[int, ...]
-    transposed: bool = False
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
     init: str = "normal"
 
     @property
     def layered(self) -> bool:
         return "{}" in self.source
 
-    def source_names(self) -> list[str]:
+    def source_names(self, layers: int) -> list[str]:
         """Checkpoint tensors that make up this weight, in layer order."""
         if self.layered:
-            return [self.source.format(layer) for layer in range(self.shape[0])]
+            return [self.source.format(layer) for layer in range(layers)]
         return [self.source]
 
 
@@ -42,57 +55,51 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from config.json."""
 
 
+def bias_of(name: str) -> str:
+    """The name of the bias of matmul `name`."""
+    return f"{name}_bias"
+
+
 def declare_weights(traits: Traits) -> dict[str, Weight]:
     """Every weight of the decoder, by its name in the parameter tree."""
     t = traits
-    q, kv = t.heads * t.head_dim, t.kv_heads * t.head_dim
+    sizes = {
+        "hidden": t.hidden,
+        "heads": t.heads * t.head_dim,
+        "kv_heads": t.kv_heads * t.head_dim,
+        "ffn": t.ffn,
+        "vocab": t.vocab,
+    }
 
-    def linear(source: str, rows: int, columns: int, axes: tuple[str, str]) -> Weight:
-        return Weight(
-            (t.layers, rows, columns),
-            ("layer", *axes),
-            f"model.layers.{{}}.{source}.weight",
-            (columns, rows),
-            transposed=True,
-        )
+    def declare(kind: Kind, source: str, *axes: str, init: str = "normal") -> Weight:
+        return Weight(kind, source, tuple(sizes[axis] for axis in axes), axes, init)
 
-    def vector(source: str, width: int, axis: str, init: str) -> Weight:
-        return Weight(
-            (t.layers, width), ("layer", axis), f"model.layers.{{}}.{source}", (width,), init=init
-        )
+    def norm(source: str) -> Weight:
+        return declare(Kind.VECTOR, source, "hidden", init="ones")
 
     weights = {
-        "embedding": Weight(
-            (t.vocab, t.hidden),
-            ("vocab", "hidden"),
-            "model.embed_tokens.weight",
-            (t.vocab, t.hidden),
-        ),
-        "attention_norm": vector("input_layernorm.weight", t.hidden, "hidden", "ones"),
-        "q": linear("self_attn.q_proj", t.hidden, q, ("hidden", "heads")),
-        "k": linear("self_attn.k_proj", t.hidden, kv, ("hidden", "kv_heads")),
-        "v": linear("self_attn.v_proj", t.hidden, kv, ("hidden", "kv_heads")),
-        "o": linear("self_attn.o_proj", q, t.hidden, ("heads", "hidden")),
-        "mlp_norm": vector("post_attention_layernorm.weight", t.hidden, "hidden", "ones"),
-        "gate": linear("mlp.gate_proj", t.hidden, t.ffn, ("hidden", "ffn")),
-        "up": linear("mlp.up_proj", t.hidden, t.ffn, ("hidden", "ffn")),
-        "down": linear("mlp.down_proj", t.ffn, t.hidden, ("ffn", "hidden")),
-        "final_norm": Weight(
-            (t.hidden,), ("hidden",), "model.norm.weight", (t.hidden,), init="ones"
-        ),
+        "attention_norm": norm("model.layers.{}.input_layernorm.weight"),
+        "mlp_norm": norm("model.layers.{}.post_attention_layernorm.weight"),
+        "final_norm": norm("model.norm.weight"),
     }
-    if t.qkv_bias:
-        weights["q_bias"] = vector("self_attn.q_proj.bias", q, "heads", "zeros")
-        weights["k_bias"] = vector("self_attn.k_proj.bias", kv, "kv_heads", "zeros")
-        weights["v_bias"] = vector("self_attn.v_proj.bias", kv, "kv_heads", "zeros")
-    if t.output_bias:
-        weights["o_bias"] = vector("self_attn.o_proj.bias", t.hidden, "hidden", "zeros")
-    if t.mlp_bias:
-        weights["gate_bias"] = vector("mlp.gate_proj.bias", t.ffn, "ffn", "zeros")
-        weights["up_bias"] = vector("mlp.up_proj.bias", t.ffn, "ffn", "zeros")
-        weights["down_bias"] = vector("mlp.down_proj.bias", t.hidden, "hidden", "zeros")
-    if not t.tied:
-        weights["head"] = Weight(
-            (t.vocab, t.hidden), ("vocab", "hidden"), "lm_head.weight", (t.vocab, t.hidden)
-        )
+    matmuls = (
+        ("q", "self_attn.q_proj", "heads", "hidden", t.qkv_bias),
+        ("k", "self_attn.k_proj", "kv_heads", "hidden", t.qkv_bias),
+        ("v", "self_attn.v_proj", "kv_heads", "hidden", t.qkv_bias),
+        ("o", "self_attn.o_proj", "hidden", "heads", t.output_bias),
+        ("gate", "mlp.gate_proj", "ffn", "hidden", t.mlp_bias),
+        ("up", "mlp.up_proj", "ffn", "hidden", t.mlp_bias),
+        ("down", "mlp.down_proj", "hidden", "ffn", t.mlp_bias),
+    )
+    for name, source, out, into, has_bias in matmuls:
+        source = f"model.layers.{{}}.{source}"
+        weights[name] = declare(Kind.LINEAR, f"{source}.weight", out, into)
+        if has_bias:
+            weights[bias_of(name)] = declare(Kind.BIAS, f"{source}.bias", out, init="zeros")
+    embedding = "model.embed_tokens.weight"
+    if t.tied:
+        weights["head"] = declare(Kind.HEAD, embedding, "vocab", "hidden")
+    else:
+        weights["embedding"] = declare(Kind.EMBEDDING, embedding, "vocab", "hidden")
+        weights["head"] = declare(Kind.HEAD, "lm_head.weight", "vocab", "hidden")
     return weights

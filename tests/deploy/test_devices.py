@@ -60,18 +60,32 @@ def test_only_visible_devices_are_used(tmp_path: Path, text: str, expected: Acce
     found = find_accelerators("", BOTH, environment.visible_devices, dev)
     assert found == expected
     for worker, name in enumerate(found.names):
-        assert found.environment_of(worker) == {"CUDA_VISIBLE_DEVICES": name}
+        assert found.environment_of(worker, 1) == {"CUDA_VISIBLE_DEVICES": name}
 
 
 def test_more_workers_than_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 workers need 4 tpu devices, this host has 2"):
+    with pytest.raises(ConfigError, match=r"4 workers .* need 4 tpu devices, this host has 2"):
         LocalWorkers(Topology(3, 1), [], Accelerators("tpu", 2))
-    Accelerators("tpu", 4).check_enough(4)
-    Accelerators("cpu", 0).check_enough(64)
+    with pytest.raises(ConfigError, match=r"2 workers .* of 4 devices .* need 8 gpu devices"):
+        LocalWorkers(Topology(1, 1), [], Accelerators("gpu", 4), devices=4)
+    with pytest.raises(ConfigError, match=r"--tensor_parallel_size=3: a process has 1, 2, 4, 8"):
+        LocalWorkers(None, [], Accelerators("tpu", 4), devices=3)
+    Accelerators("tpu", 4).check_enough(4, 1)
+    Accelerators("cpu", 0).check_enough(64, 1)
 
 
 def test_each_worker_sees_one_device() -> None:
     tpu = Accelerators("tpu", 4)
-    assert tpu.environment_of(3)["TPU_VISIBLE_CHIPS"] == "3"
-    assert Accelerators("gpu", 2).environment_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert Accelerators("cpu", 0).environment_of(1) == {}
+    assert tpu.environment_of(3, 1)["TPU_VISIBLE_CHIPS"] == "3"
+    assert Accelerators("gpu", 2).environment_of(1, 1) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert Accelerators("cpu", 0).environment_of(1, 1) == {}
+
+
+def test_a_tensor_parallel_worker_sees_its_own_devices() -> None:
+    assert Accelerators("tpu", 4).environment_of(1, 2) == {
+        "TPU_VISIBLE_CHIPS": "2,3",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,2,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }
+    named = Accelerators("gpu", 4, ("a", "b", "c", "d"))
+    assert named.environment_of(1, 2) == {"CUDA_VISIBLE_DEVICES": "c,d"}

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import re
 
-import jax
 import pytest
 
 from engine.jax_runner import JaxRunner, PoolSpec
 from engine.programs import ProgramShape
-from engine.sharding import make_mesh
-from tests.engine.tiny import tiny_params, tiny_traits
+from tests.engine.tiny import tiny_params, tiny_placement, tiny_traits
 
 SHAPES = tuple(ProgramShape(*s) for s in ((1, 1, 8), (2, 2, 8), (4, 4, 8), (64, 5, 8), (512, 5, 8)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_program_copies_a_pool(dtype: str) -> None:
-    traits = tiny_traits()
+    placement = tiny_placement(tiny_traits())
     runner = JaxRunner(
-        tiny_params(traits, dtype),
-        traits,
-        make_mesh(jax.devices()[:1]),
+        tiny_params(placement, dtype),
+        placement,
         PoolSpec(64, 8, dtype),
         SHAPES,
         max_seqs=4,
@@ -34,7 +31,9 @@ def test_no_program_copies_a_pool(dtype: str) -> None:
     runner.warm_up()
     layers, blocks, block_size, heads, width = runner._pools.k.shape
     pool = rf"(?:{layers},{blocks},{block_size}|{layers},{blocks * block_size}),{heads},{width}"
-    programs = {str(shape): program.as_text() for shape, program in runner._forward.items()}
+    programs = {
+        str(shape): program.as_text() for shape, program in runner._programs.forwards.items()
+    }
     assert len(programs) == len(SHAPES)
     for shape, text in programs.items():
         assert re.search(rf"\[{pool}\]", text), "the pattern finds the pool"

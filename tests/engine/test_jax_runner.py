@@ -13,6 +13,7 @@ import pytest
 
 from engine.events import Add, BeginDecode, KVRead, ReadKV, ReleaseExport, WriteKV
 from engine.jax_runner import JaxRunner
+from engine.placing import Placement
 from engine.types import (
     COLOCATED,
     AttemptId,
@@ -29,6 +30,7 @@ from tests.engine.tiny import (
     make_runner,
     tiny_engine,
     tiny_params,
+    tiny_placement,
     tiny_traits,
 )
 
@@ -57,15 +59,20 @@ jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
 @functools.cache
+def shared_placement() -> Placement:
+    return tiny_placement(tiny_traits())
+
+
+@functools.cache
 def shared_params(dtype: Any = np.float32) -> Any:
-    return tiny_params(tiny_traits(), dtype)
+    return tiny_params(shared_placement(), dtype)
 
 
 @functools.cache
 def shared_runner(
     roles: Role = COLOCATED, block_size: int = 16, dtype: Any = np.float32
 ) -> JaxRunner:
-    return make_runner(shared_params(dtype), tiny_traits(), roles, block_size, dtype)
+    return make_runner(shared_params(dtype), shared_placement(), roles, block_size, dtype)
 
 
 def prompt_of(length: int) -> tuple[int, ...]:
@@ -171,7 +178,7 @@ def test_choices_of_one_request_differ_and_a_prompt_may_fill_the_context() -> No
 
 def test_nothing_is_compiled_after_warm_up() -> None:
     """Every size of batch, copies, penalties and log-probabilities."""
-    runner = make_runner(shared_params(), tiny_traits(), prefill_len=44)
+    runner = make_runner(shared_params(), shared_placement(), prefill_len=44)
     COMPILES.clear()
     runner.warm_up()
     assert COMPILES

@@ -11,10 +11,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import Array
 
-from engine.kernels import reference as kernels
-from engine.kernels.reference import Batch
+from engine.kernels.batch import Batch, positions_and_slots, row_of_token
+from engine.kernels.interface import AttentionSpec, KVPools
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference.kv import from_storage, storage_dtype, to_storage
+from engine.kernels.reference.live_rows import map_live_rows
 
+KERNELS = ReferenceKernels("cpu")
 LAYERS, LAYER = 2, 1
 MAX_KV = 700
 
@@ -48,8 +53,7 @@ CASES = [
 
 
 def compiled(case: Case) -> Callable[..., jax.Array]:
-    attention = partial(kernels.attention, scale=case.head_dim**-0.5, dtype=jnp.dtype(case.dtype))
-    return jax.jit(attention)
+    return jax.jit(partial(KERNELS.attention, spec=AttentionSpec(case.head_dim**-0.5)))
 
 
 def random_rows(rng: np.random.Generator, case: Case) -> list[tuple[int, int]]:
@@ -124,7 +128,7 @@ def oracle(
 def test_attention_is_dense_attention(case: Case) -> None:
     rng = np.random.default_rng(7)
     attention = compiled(case)
-    storage = kernels.storage_dtype(case.dtype, "cpu")
+    storage = storage_dtype(case.dtype, "cpu")
     tolerance = 2e-5 if case.dtype is np.float32 else 2e-2
     for round_ in range(5):
         batch = make_batch(rng, case, random_rows(rng, case))
@@ -133,9 +137,8 @@ def test_attention_is_dense_attention(case: Case) -> None:
         k_pool, keys = make_pool(rng, case, batch, poison)
         v_pool, values = make_pool(rng, case, batch, poison)
         queries = rng.standard_normal((case.tokens, case.heads, case.head_dim)).astype(case.dtype)
-        result = attention(
-            queries, k_pool.view(storage), v_pool.view(storage), np.int32(LAYER), batch
-        )
+        pools = KVPools(k_pool.view(storage), v_pool.view(storage))
+        result = attention(queries, pools, np.int32(LAYER), batch)
         result = np.asarray(result).astype(np.float64)
         wanted = oracle(case, queries, batch, keys, values)
         np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
@@ -148,51 +151,111 @@ def test_attention_of_an_empty_batch_is_zero() -> None:
     batch = make_batch(rng, case, [])
     pool, _ = make_pool(rng, case, batch, np.nan)
     queries = np.ones((case.tokens, case.heads, case.head_dim), np.float32)
-    assert not np.asarray(compiled(case)(queries, pool, pool, np.int32(0), batch)).any()
+    assert not np.asarray(compiled(case)(queries, KVPools(pool, pool), np.int32(0), batch)).any()
 
 
 def test_storage_is_uint16_for_bfloat16_on_cpu_alone() -> None:
-    assert kernels.storage_dtype(jnp.bfloat16, "cpu") == np.uint16
-    assert kernels.storage_dtype(jnp.bfloat16, "tpu") == jnp.bfloat16
-    assert kernels.storage_dtype(jnp.float32, "cpu") == np.float32
+    assert storage_dtype(jnp.bfloat16, "cpu") == np.uint16
+    assert storage_dtype(jnp.bfloat16, "tpu") == jnp.bfloat16
+    assert storage_dtype(jnp.float32, "cpu") == np.float32
     values = jnp.array([1.5, -0.0, 3e38], jnp.bfloat16)
-    stored = kernels.to_storage(values, jnp.dtype(np.uint16))
+    stored = to_storage(values, jnp.dtype(np.uint16))
     assert stored.dtype == np.uint16
     assert np.array_equal(np.asarray(stored), np.asarray(values).view(np.uint16))
-    assert np.array_equal(kernels.from_storage(stored, jnp.bfloat16), values)
-    assert kernels.to_storage(values, values.dtype) is values
+    assert np.array_equal(from_storage(stored), values)
+    assert to_storage(values, values.dtype) is values
+
+
+POOL_LAYERS, BLOCKS, SIZE, HEADS, WIDTH = 3, 5, 4, 2, 8
+OUTSIDE = BLOCKS * SIZE
+
+
+def filled_pool(rng: np.random.Generator, dtype: type) -> tuple[Array, np.ndarray]:
+    """A pool of random KV as it is stored, and the same by layer and slot."""
+    flat = rng.standard_normal((POOL_LAYERS, OUTSIDE, HEADS, WIDTH)).astype(dtype)
+    pool = flat.reshape(POOL_LAYERS, BLOCKS, SIZE, HEADS, WIDTH)
+    return jnp.asarray(pool.view(storage_dtype(dtype, "cpu"))), flat
+
+
+def by_slot(pool: Array, dtype: type) -> np.ndarray:
+    return np.asarray(pool).view(dtype).reshape(POOL_LAYERS, OUTSIDE, HEADS, WIDTH)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_what_is_written_is_exported_and_imported(dtype: type) -> None:
-    """Slots outside the pool are padding: dropped on the way in."""
+@pytest.mark.parametrize("live", [0, 1, 5])
+def test_kv_is_written_at_its_slots(dtype: type, live: int) -> None:
+    """Slots outside the pool, and those from `live` on, are padding."""
     rng = np.random.default_rng(1)
-    layers, blocks, size, heads, width = 3, 5, 4, 2, 8
-    storage = kernels.storage_dtype(dtype, "cpu")
-    outside = blocks * size
-    pool = jnp.zeros((layers, blocks, size, heads, width), storage)
-    slots = np.array([17, 3, outside, 0, outside + 99, 8], np.int32)
-    live = slots < outside
-    wanted = np.zeros((layers, outside, heads, width), dtype)
-    write = jax.jit(kernels.write_kv)
-    for layer in range(layers):
-        values = rng.standard_normal((6, heads, width)).astype(dtype)
-        pool = write(pool, np.int32(layer), slots, values)
-        wanted[layer, slots[live]] = values[live]
-    flat = np.asarray(pool).reshape(wanted.shape).view(dtype)
-    assert np.array_equal(flat, wanted)
+    pool, k_wanted = filled_pool(rng, dtype)
+    v_pool, v_wanted = filled_pool(rng, dtype)
+    pools, layer = KVPools(pool, v_pool), 1
+    slots = np.array([17, 3, OUTSIDE, 0, OUTSIDE + 99, 8], np.int32)
+    k, v = (rng.standard_normal((6, HEADS, WIDTH)).astype(np.float32) for _ in "kv")
+    for wanted, values in ((k_wanted, k), (v_wanted, v)):
+        for index in range(live):
+            if slots[index] < OUTSIDE:
+                wanted[layer, slots[index]] = values[index].astype(dtype)
+    written = jax.jit(KERNELS.write_kv)(pools, np.int32(layer), slots, k, v, np.int32(live))
+    assert np.array_equal(by_slot(written.k, dtype), k_wanted)
+    assert np.array_equal(by_slot(written.v, dtype), v_wanted)
 
-    exported = np.asarray(jax.jit(kernels.export_kv)(pool, slots))
-    assert exported.shape == (layers, 6, heads, width)
-    assert exported.dtype == storage
-    assert np.array_equal(exported[:, live].view(dtype), wanted[:, slots[live]])
 
-    other = np.array([1, 2, 4, 5, outside, 6], np.int32)
-    imported = jax.jit(kernels.import_kv)(jnp.zeros_like(pool), other, exported)
-    flat = np.asarray(imported).reshape(wanted.shape)
-    landed = np.zeros_like(flat)
-    landed[:, other[other < outside]] = exported[:, other < outside]
-    assert np.array_equal(flat, landed)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("layers", "heads"), [((0, 3), (0, 2)), ((1, 2), (0, 2)), ((0, 3), (1, 1)), ((2, 1), (0, 1))]
+)
+def test_what_is_exported_is_imported(
+    dtype: type, layers: tuple[int, int], heads: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(2)
+    pool, flat = filled_pool(rng, dtype)
+    slots, live = np.array([17, 3, 0, 8, 1], np.int32), 4
+    layer_span, head_span = (slice(first, first + n) for first, n in (layers, heads))
+    part = flat[layer_span][:, slots][:, :, head_span]
+
+    export = jax.jit(
+        lambda pool, first_layer, first_head: KERNELS.export_kv(
+            pool, slots, np.int32(live), (first_layer, layers[1]), (first_head, heads[1])
+        )
+    )
+    exported = export(pool, np.int32(layers[0]), np.int32(heads[0]))
+    assert exported.dtype == pool.dtype
+    assert np.array_equal(np.asarray(exported).view(dtype)[:, :live], part[:, :live])
+
+    target, wanted = filled_pool(rng, dtype)
+    other = np.array([1, 2, OUTSIDE, 5, 6], np.int32)
+    for index in range(live):
+        if other[index] < OUTSIDE:
+            wanted[layer_span, other[index], head_span] = part[:, index]
+    imported = jax.jit(KERNELS.import_kv)(
+        target, other, np.int32(live), exported, np.int32(layers[0]), np.int32(heads[0])
+    )
+    assert np.array_equal(by_slot(imported, dtype), wanted)
+
+
+@pytest.mark.parametrize("live", [0, 1, 2])
+def test_blocks_are_copied_in_every_layer(live: int) -> None:
+    pool, flat = filled_pool(np.random.default_rng(3), ml_dtypes.bfloat16)
+    sources, targets = np.array([4, 1, 0], np.int32), np.array([0, 3, 2], np.int32)
+    copied = jax.jit(KERNELS.copy_blocks)(pool, sources, targets, np.int32(live))
+    wanted = flat.reshape(POOL_LAYERS, BLOCKS, SIZE, HEADS, WIDTH).copy()
+    wanted[:, targets[:live]] = wanted[:, sources[:live]]
+    found = by_slot(copied, ml_dtypes.bfloat16)
+    assert np.array_equal(found, wanted.reshape(flat.shape))
+
+
+def test_heads_are_rotated_by_the_angles_of_their_positions() -> None:
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, 6, (9, 4)).astype(np.float32)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    positions = np.array([8, 0, 3], np.int32)
+    q, k = (rng.standard_normal((3, heads, 8)).astype(np.float32) for heads in (4, 2))
+    rotated = jax.jit(KERNELS.rotate)(q, k, table, positions, np.int32(3))
+    for before, after in zip((q, k), rotated, strict=True):
+        turns = np.exp(1j * angles[positions])[:, None, :]
+        turned = (before[..., :4] + 1j * before[..., 4:]) * turns
+        np.testing.assert_allclose(after[..., :4], turned.real, atol=1e-5)
+        np.testing.assert_allclose(after[..., 4:], turned.imag, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [40, 64, 100, 128])
@@ -204,7 +267,7 @@ def test_map_live_rows_skips_padding(rows: int) -> None:
     def function(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
         return {"sum": x.sum(axis=1) + y, "twice": 2 * y}
 
-    mapped = jax.jit(partial(kernels.map_live_rows, function, tile=tile))
+    mapped = jax.jit(partial(map_live_rows, function, tile=tile))
     for live in {0, 1, tile - 1, tile, tile + 1, rows - 1, rows}:
         if not 0 <= live <= rows:
             continue
@@ -228,7 +291,7 @@ def test_positions_and_slots() -> None:
         num_single=np.int32(1),
         num_tokens=np.int32(4),
     )
-    positions, slots = kernels.positions_and_slots(batch, size, num_slots)
+    positions, slots = positions_and_slots(batch, size, num_slots)
     assert positions.tolist() == [5, 2, 3, 4, 0, 0, 0, 0]
     assert slots.tolist() == [2 * 4 + 1, 9 * 4 + 2, 9 * 4 + 3, 1 * 4 + 0, *[num_slots] * 4]
-    assert kernels.row_of_token(batch)[:4].tolist() == [0, 1, 1, 1]
+    assert row_of_token(batch)[:4].tolist() == [0, 1, 1, 1]

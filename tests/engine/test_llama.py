@@ -1,30 +1,30 @@
-"""The Llama family: traits, rotary embeddings, loading, and transformers' own answers."""
+"""The Llama family: traits, rotary embeddings, and transformers' own answers."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from checkpoint.errors import CheckpointError
 from engine.events import Add
-from engine.loading import dummy_params, fingerprint, load_params, weights_identity
-from engine.models.decoder import Params
-from engine.models.rope import inverse_frequencies, rotate
+from engine.loading import load_params
+from engine.models.rope import inverse_frequencies, rope_angles
 from engine.models.traits import Llama3Scaling, Traits, UnsupportedModel, traits_of
-from engine.models.weights import declare_weights
-from engine.sharding import make_mesh, sharding_of
 from engine.types import MAX_TOP_LOGPROBS, Role
 from tests.engine.helpers import deltas_of, request, run
-from tests.engine.tiny import CONFIG, changed, make_runner, tiny_engine, tiny_params, tiny_traits
+from tests.engine.tiny import (
+    CONFIG,
+    MAX_MODEL_LEN,
+    changed,
+    make_runner,
+    tiny_engine,
+    tiny_placement,
+    tiny_traits,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny"
 LLAMA3 = {
@@ -36,10 +36,6 @@ LLAMA3 = {
 }
 
 
-def mesh() -> jax.sharding.Mesh:
-    return make_mesh(jax.devices()[:1])
-
-
 @pytest.mark.parametrize("variant", ["untied_biases", "tied_llama3", "head_dim", "linear"])
 def test_answers_are_those_of_transformers(variant: str) -> None:
     """32 greedy tokens, and the likeliest 20 to 1e-4; made by tests/golden/make_tiny_llama.py.
@@ -48,10 +44,11 @@ def test_answers_are_those_of_transformers(variant: str) -> None:
     """
     folder = GOLDEN / variant
     traits = traits_of(json.loads((folder / "config.json").read_text()))
-    params = load_params(folder, traits, np.float32, mesh())
+    placement = tiny_placement(traits)
+    params = load_params(folder, placement, np.float32, MAX_MODEL_LEN)
     answers = json.loads((folder / "answers.json").read_text())
     # The programs for prompts hold one-token rows as well: half as many to compile.
-    engine = tiny_engine(make_runner(params, traits, Role.PREFILL), traits.vocab)
+    engine = tiny_engine(make_runner(params, placement, Role.PREFILL), traits.vocab)
     for number, each in enumerate(answers):
         greedy = {"temperature": 0.0, "max_tokens": 32, "top_logprobs": MAX_TOP_LOGPROBS}
         engine.submit(Add(request(str(number), tuple(each["prompt"]), **greedy)))
@@ -66,18 +63,6 @@ def test_answers_are_those_of_transformers(variant: str) -> None:
         assert list(first.top_ids) == order.tolist()
         wanted = logits[order] - np.log(np.exp(logits).sum())
         np.testing.assert_allclose(first.top_logprobs, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_dummy_weights_are_the_same_for_one_seed_alone() -> None:
-    traits = tiny_traits(attention_bias=True)
-    one, same, other = (dummy_params(traits, np.float32, mesh(), seed) for seed in (1, 1, 2))
-    assert one.keys() == declare_weights(traits).keys()
-    for name in one:
-        assert np.array_equal(one[name], same[name])
-    assert not np.array_equal(one["q"], other["q"])
-    assert not np.array_equal(one["q"][0], one["q"][1])
-    assert (np.asarray(one["final_norm"]) == 1).all()
-    assert not np.asarray(one["q_bias"]).any()
 
 
 # ---- rotary embeddings ----
@@ -112,14 +97,14 @@ def test_llama3_frequencies() -> None:
     assert kinds == {"fast", "blended", "slow"}
 
 
-def test_rotation_turns_pairs_of_halves() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal((3, 2, 8)).astype(np.float32)
-    angles = rng.uniform(0, 6, (3, 4)).astype(np.float32)
-    rotated = np.asarray(rotate(values, np.cos(angles), np.sin(angles)))
-    turned = (values[..., :4] + 1j * values[..., 4:]) * np.exp(1j * angles)[:, None, :]
-    np.testing.assert_allclose(rotated[..., :4], turned.real, atol=1e-5)
-    np.testing.assert_allclose(rotated[..., 4:], turned.imag, atol=1e-5)
+def test_the_table_of_angles() -> None:
+    traits = tiny_traits()
+    table = rope_angles(traits, 50)
+    angles = np.arange(50)[:, None] * inverse_frequencies(traits).astype(np.float64)
+    assert table.shape == (50, 8)
+    assert table.dtype == np.float32
+    np.testing.assert_allclose(table[:, :4], np.cos(angles), atol=1e-5)
+    np.testing.assert_allclose(table[:, 4:], np.sin(angles), atol=1e-5)
 
 
 # ---- config.json ----
@@ -211,131 +196,3 @@ def test_a_config_that_cannot_be_computed_names_its_field(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=complaint):
         traits_of(changed(CONFIG, **changes))
-
-
-# ---- checkpoints ----
-
-
-def checkpoint_of(params: Params, traits: Traits) -> dict[str, np.ndarray]:
-    """The tensors of `params`, named and laid out as Hugging Face does."""
-    tensors = {}
-    for name, weight in declare_weights(traits).items():
-        whole = np.asarray(params[name])
-        layers = list(whole) if weight.layered else [whole]
-        for source, tensor in zip(weight.source_names(), layers, strict=True):
-            tensors[source] = np.ascontiguousarray(tensor.T if weight.transposed else tensor)
-    return tensors
-
-
-def write(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("wanted", [np.float32, ml_dtypes.bfloat16])
-def test_what_is_loaded_is_what_was_stored(tmp_path: Path, stored: type, wanted: type) -> None:
-    traits = tiny_traits(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
-    params = tiny_params(traits)
-    tensors = {n: t.astype(stored) for n, t in checkpoint_of(params, traits).items()}
-    loaded = load_params(write(tmp_path, tensors), traits, wanted, mesh())
-    assert loaded.keys() == params.keys()
-    for name, array in loaded.items():
-        assert array.dtype == wanted
-        exact = np.asarray(params[name]).astype(stored).astype(wanted)
-        assert np.array_equal(np.asarray(array), exact), name
-
-
-def test_extra_tensors_that_say_nothing_new_are_ignored(tmp_path: Path) -> None:
-    """A tied checkpoint's own head, and the frequencies that old checkpoints carry."""
-    traits = tiny_traits()
-    tensors = checkpoint_of(tiny_params(traits), traits)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
-    loaded = load_params(write(tmp_path, tensors), traits, np.float32, mesh())
-    assert "head" not in loaded
-
-
-Edit = Callable[[dict[str, np.ndarray]], Any]
-
-
-@pytest.mark.parametrize(
-    ("edit", "complaint"),
-    [
-        (
-            lambda t: t.pop("model.layers.1.mlp.up_proj.weight"),
-            r"1 weights are missing: model\.layers\.1\.mlp\.up_proj\.weight",
-        ),
-        (
-            lambda t: [t.pop(name) for name in list(t) if "layers.1" in name],
-            r"9 weights are missing: .*, …",
-        ),
-        (
-            lambda t: t.update({"model.layers.2.mlp.up_proj.weight": np.zeros((48, 32))}),
-            r"1 weights are left over.*: model\.layers\.2\.mlp\.up_proj\.weight",
-        ),
-        (
-            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(32)}),
-            r"1 weights are left over.*: model\.layers\.0\.self_attn\.q_proj\.bias",
-        ),
-        (
-            lambda t: t.update({"model.norm.weight": np.zeros(33)}),
-            r"model\.norm\.weight has shape \(33,\), config\.json makes it \(32,\)",
-        ),
-        (
-            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.zeros((32, 16))}),
-            r"k_proj\.weight has shape \(32, 16\), config\.json makes it \(16, 32\)",
-        ),
-    ],
-    ids=["missing", "missing layer", "layer too many", "bias left over", "norm", "transposed"],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, edit: Edit, complaint: str
-) -> None:
-    traits = tiny_traits()
-    tensors = checkpoint_of(tiny_params(traits), traits)
-    edit(tensors)
-    with pytest.raises(CheckpointError, match=complaint) as error:
-        load_params(write(tmp_path, tensors), traits, np.float32, mesh())
-    assert str(tmp_path) in str(error.value)
-
-
-def test_an_untied_checkpoint_needs_its_head(tmp_path: Path) -> None:
-    tied = tiny_traits()
-    write(tmp_path, checkpoint_of(tiny_params(tied), tied))
-    with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
-        load_params(tmp_path, tiny_traits(tie_word_embeddings=False), np.float32, mesh())
-
-
-def test_identity_tells_models_apart(tmp_path: Path) -> None:
-    traits = tiny_traits()
-    tensors = checkpoint_of(tiny_params(traits), traits)
-    identities = []
-    for number in range(3):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        identities.append(weights_identity(write(folder, tensors)))
-        if number == 1:
-            tensors["model.layers.1.mlp.down_proj.weight"][0, 3] += 1
-    assert identities[0] == identities[1] != identities[2]
-    names = {
-        fingerprint(config, dtype, source)
-        for config in (CONFIG, CONFIG | {"rope_theta": 1.0})
-        for dtype in ("float32", "bfloat16")
-        for source in identities[1:]
-    }
-    assert len(names) == 8
-    assert fingerprint({"a": 1, "b": 2}, "f", "s") == fingerprint({"b": 2, "a": 1}, "f", "s")
-
-
-# ---- sharding ----
-
-
-def test_no_weight_uses_a_mesh_axis_twice() -> None:
-    traits = tiny_traits(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
-    for weight in declare_weights(traits).values():
-        assert len(sharding_of(weight.axes, mesh()).spec) == len(weight.shape) == len(weight.axes)
-    with pytest.raises(ValueError, match="use a mesh axis twice"):
-        sharding_of(("vocab", "ffn"), mesh())
-    with pytest.raises(KeyError):
-        sharding_of(("vocabulary",), mesh())

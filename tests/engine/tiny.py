@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from engine.engine import Engine
 from engine.jax_runner import JaxRunner, PoolSpec
-from engine.loading import dummy_params
+from engine.kernels.choose import choose_kernels
 from engine.models.decoder import Params
 from engine.models.traits import Traits, traits_of
+from engine.models.weights import declare_weights
+from engine.placing import Placement, place_params, plan_placement
 from engine.programs import Extent, Paddings, program_shapes
 from engine.sharding import make_mesh
 from engine.types import COLOCATED, Role
@@ -41,25 +44,29 @@ def tiny_traits(**changes: object) -> Traits:
     return traits_of(CONFIG | changes)
 
 
-def lively(params: Params) -> Params:
-    """Weights so wide that the answers vary; biases and norms are drawn too."""
-    result = {}
-    for index, (name, array) in enumerate(sorted(params.items())):
-        noise = np.random.default_rng(index).standard_normal(array.shape).astype(np.float32)
-        host = np.asarray(array).astype(np.float32)
-        if "norm" in name:
-            host = 1 + 0.2 * noise
-        elif name.endswith("bias"):
-            host = 0.5 * noise
-        else:
-            host = host * 10
-        result[name] = jax.device_put(host.astype(array.dtype), array.sharding)
-    return result
+def tiny_tensors(traits: Traits) -> dict[str, np.ndarray]:
+    """A checkpoint with weights so wide that the answers vary; float32, by tensor name."""
+    tensors = {}
+    for weight in declare_weights(traits).values():
+        for name in weight.source_names(traits.layers):
+            noise = np.random.default_rng(zlib.crc32(name.encode()))
+            values = noise.standard_normal(weight.shape).astype(np.float32)
+            if "norm" in name:
+                values = 1 + 0.2 * values
+            else:
+                values *= 0.5 if name.endswith("bias") else 0.2
+            tensors[name] = values
+    return tensors
+
+
+def tiny_placement(traits: Traits, kernels: str = "reference", shards: int = 1) -> Placement:
+    mesh = make_mesh(jax.devices()[:shards])
+    return plan_placement(traits, choose_kernels("cpu", kernels), mesh)
 
 
 def make_runner(
     params: Params,
-    traits: Traits,
+    placement: Placement,
     roles: Role = COLOCATED,
     block_size: int = 8,
     dtype: Any = np.float32,
@@ -70,8 +77,7 @@ def make_runner(
     shapes = program_shapes(roles, extent, Paddings(prefill_len, 4, 4, 8))
     return JaxRunner(
         params,
-        traits,
-        make_mesh(jax.devices()[:1]),
+        placement,
         PoolSpec(blocks, block_size, dtype),
         shapes,
         max_seqs=MAX_SEQS,
@@ -95,8 +101,9 @@ def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"]) -> En
     )
 
 
-def tiny_params(traits: Traits, dtype: Any = np.float32) -> Params:
-    return lively(dummy_params(traits, dtype, make_mesh(jax.devices()[:1]), seed=0))
+def tiny_params(placement: Placement, dtype: Any = np.float32) -> Params:
+    tensors = tiny_tensors(placement.traits)
+    return place_params(placement, tensors.__getitem__, dtype, MAX_MODEL_LEN)
 
 
 def changed(config: Mapping[str, Any], **changes: object) -> dict[str, Any]:

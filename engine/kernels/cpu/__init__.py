@@ -1,1 +1,59 @@
-"""CPU kernels in C++, called through XLA FFI."""
+"""CPU kernels in C++, called through XLA FFI. Bit for bit independent of the batch.
+
+What the engine computes for one token depends on that token and its KV alone: not on what
+else is in the batch, on how a prompt was cut into chunks, or on the number of threads. Each
+instruction set rounds in its own way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from engine.kernels.cpu import attention as attending
+from engine.kernels.cpu import kv, native, norm
+from engine.kernels.cpu import linear as matmul
+from engine.kernels.interface import UnsupportedShape
+
+
+class CpuKernels:
+    """See engine.kernels.interface.Kernels."""
+
+    def __init__(self) -> None:
+        """Load the native module.
+
+        Raises:
+            NoNativeKernels, WrongBuild: see engine.kernels.cpu.native.
+        """
+        self._instruction_set = native.load().instruction_sets()[0]
+
+    @property
+    def name(self) -> str:
+        return f"cpu ({self._instruction_set})"
+
+    def check(self, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int) -> None:
+        attending.check_heads(heads, kv_heads, head_dim)
+        for name, width in (("hidden_size", hidden), ("intermediate_size", ffn)):
+            if width % 2:
+                raise UnsupportedShape(f"{name}={width} on a shard: the CPU kernels want it even")
+
+    def pool_dtype(self, dtype: Any) -> np.dtype:
+        return jnp.dtype(dtype)
+
+    pack_linear = staticmethod(matmul.pack_linear)
+    packed_axes = staticmethod(matmul.packed_axes)
+    pack_head = staticmethod(matmul.pack_head)
+    head_axes = staticmethod(matmul.head_axes)
+    embed = staticmethod(matmul.embed)
+    rms_norm = staticmethod(norm.rms_norm)
+    linear = staticmethod(matmul.linear)
+    gated_linear = staticmethod(matmul.gated_linear)
+    logits = staticmethod(matmul.logits)
+    rotate = staticmethod(attending.rotate)
+    write_kv = staticmethod(kv.write_kv)
+    attention = staticmethod(attending.attention)
+    export_kv = staticmethod(kv.export_kv)
+    import_kv = staticmethod(kv.import_kv)
+    copy_blocks = staticmethod(kv.copy_blocks)

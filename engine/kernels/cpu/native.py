@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import platform
 from functools import cache
 from types import ModuleType
 
@@ -42,10 +41,7 @@ def load() -> ModuleType:
         )
     names = native.instruction_sets()
     if not names:
-        raise NoNativeKernels(
-            f"the CPU kernels need AVX2 and FMA, this processor ({platform.processor() or 'unknown'}"
-            ") has not both"
-        )
+        raise NoNativeKernels("the CPU kernels need AVX2 and FMA, this processor has not both")
     native.use_instruction_set(names[0])
     for name, capsule in native.handlers().items():
         jax.ffi.register_ffi_target(_PREFIX + name, capsule, platform="cpu")

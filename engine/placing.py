@@ -1,0 +1,196 @@
+"""From a checkpoint's tensors to the decoder's parameters, packed and sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from engine.kernels.interface import Kernels, Linear
+from engine.models.decoder import Params
+from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
+from engine.models.rope import rope_angles
+from engine.models.traits import Traits
+from engine.models.weights import Kind, Weight, bias_of, declare_weights
+from engine.sharding import TABLE, sharding_of
+
+ReadTensor = Callable[[str], np.ndarray]
+"""Tensor name → its whole value, in any dtype; called from several threads."""
+
+_READERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How one model is laid out over a mesh, for one set of kernels.
+
+    Attributes:
+        traits: of the whole model.
+        shard: what one device computes of it.
+        heads: which head lies where.
+    """
+
+    mesh: Mesh
+    kernels: Kernels
+    traits: Traits
+    shard: Traits
+    heads: HeadLayout
+
+    @property
+    def shards(self) -> int:
+        return self.mesh.size
+
+    @property
+    def pool_heads(self) -> int:
+        """KV heads of the pools of all shards."""
+        return len(self.heads.kv)
+
+    @property
+    def kv_places(self) -> tuple[int, ...]:
+        """Where in the pools each of the model's KV heads lies."""
+        return self.heads.kv_places(self.traits.kv_heads)
+
+
+def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh) -> Placement:
+    """Divide a model over the devices of `mesh`.
+
+    Raises:
+        UnsupportedParallelism: heads or widths do not divide.
+        UnsupportedShape: the kernels do not compute a shard of this size.
+    """
+    shards = mesh.size
+    heads = lay_out_heads(traits.heads, traits.kv_heads, shards)
+    if traits.ffn % shards:
+        raise UnsupportedParallelism(
+            f"--tensor_parallel_size={shards} does not divide intermediate_size={traits.ffn}"
+        )
+    shard = dataclasses.replace(
+        traits,
+        heads=len(heads.q) // shards,
+        kv_heads=len(heads.kv) // shards,
+        ffn=traits.ffn // shards,
+    )
+    kernels.check(
+        heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
+        hidden=shard.hidden, ffn=shard.ffn,
+    )  # fmt: skip
+    return Placement(mesh, kernels, traits, shard, heads)
+
+
+def place_params(placement: Placement, read: ReadTensor, dtype: Any, positions: int) -> Params:
+    """Read, convert, pack and place every weight, and the rotary table of `positions`."""
+    declared = declare_weights(placement.traits)
+    params: Params = {}
+    with ThreadPoolExecutor(_READERS) as readers:
+        placer = _Placer(placement, read, np.dtype(dtype), readers)
+        for name, weight in declared.items():
+            if weight.kind in (Kind.LINEAR, Kind.HEAD):
+                params[name] = placer.linear(weight, declared.get(bias_of(name)))
+            elif weight.kind is not Kind.BIAS:
+                params[name] = placer.plain(weight)
+    angles = rope_angles(placement.traits, positions)
+    params["angles"] = jax.device_put(angles, sharding_of(("position", "head_dim"), placement.mesh))
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class _Placer:
+    placement: Placement
+    read: ReadTensor
+    dtype: np.dtype
+    readers: ThreadPoolExecutor
+
+    def plain(self, weight: Weight) -> Array:
+        axes = weight.axes if weight.kind is Kind.EMBEDDING else ("layer", *weight.axes)
+        stacked = self._stack(weight, lambda array: array)
+        return self._put(stacked[0] if weight.kind is Kind.EMBEDDING else stacked, axes)
+
+    def linear(self, weight: Weight, bias: Weight | None) -> Linear:
+        kernels, parts = self.placement.kernels, self._parts(weight.axes[0])
+        features = self._width(weight, 0) // parts
+        if weight.kind is Kind.HEAD:
+            packed = self._stack(weight, lambda array: kernels.pack_head(array, parts))[0]
+            return Linear(self._put(packed, kernels.head_axes()), None, features)
+        packed = self._stack(weight, lambda array: kernels.pack_linear(array, parts))
+        axes = ("layer", *kernels.packed_axes(*weight.axes))
+        return Linear(
+            self._put(packed, axes), None if bias is None else self._bias(weight, bias), features
+        )
+
+    def _bias(self, weight: Weight, bias: Weight) -> Array:
+        out, into = weight.axes
+        whole = self._stack(bias, lambda array: array)
+        if self._parts(into) == 1:
+            return self._put(whole, ("layer", out))
+        # The shards' results are summed: the first one alone adds the bias.
+        first_only = np.zeros((len(whole), whole.shape[1] * self.placement.shards), whole.dtype)
+        first_only[:, : whole.shape[1]] = whole
+        return self._put(first_only, ("layer", "partial_sum"))
+
+    def _put(self, array: np.ndarray, axes: tuple[str | None, ...]) -> Array:
+        return jax.device_put(array, sharding_of(axes, self.placement.mesh))
+
+    def _parts(self, axis: str) -> int:
+        return 1 if TABLE[axis] is None else self.placement.shards
+
+    def _width(self, weight: Weight, dimension: int) -> int:
+        """The size of a dimension once heads and vocabulary are arranged for the shards."""
+        heads, axis = self.placement.heads, weight.axes[dimension]
+        if axis in ("heads", "kv_heads"):
+            places = heads.q if axis == "heads" else heads.kv
+            return len(places) * self.placement.traits.head_dim
+        parts = self._parts(axis)
+        return -(-weight.shape[dimension] // parts) * parts
+
+    def _stack(self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """[layers, ...]: every layer's tensor, arranged and packed."""
+        names = weight.source_names(self.placement.traits.layers)
+
+        def packed(name: str) -> np.ndarray:
+            return pack(self._arrange(weight, self.read(name).astype(self.dtype)))
+
+        first = packed(names[0])
+        stacked = np.empty((len(names), *first.shape), self.dtype)
+        stacked[0] = first
+
+        def fill(index: int) -> None:
+            stacked[index] = packed(names[index])
+
+        list(self.readers.map(fill, range(1, len(names))))
+        return stacked
+
+    def _arrange(self, weight: Weight, array: np.ndarray) -> np.ndarray:
+        """Heads in the order of the shards; a vocabulary filled up with zeros."""
+        heads, width = self.placement.heads, self.placement.traits.head_dim
+        for dimension, axis in enumerate(weight.axes):
+            if axis == "heads":
+                array = _take_heads(array, dimension, heads.q, width)
+            elif axis == "kv_heads":
+                array = _take_heads(array, dimension, heads.kv, width)
+            elif missing := self._width(weight, dimension) - array.shape[dimension]:
+                padding = [(0, 0)] * array.ndim
+                padding[dimension] = (0, missing)
+                array = np.pad(array, padding)
+        return array
+
+
+def _take_heads(
+    array: np.ndarray, dimension: int, places: tuple[int, ...], width: int
+) -> np.ndarray:
+    """The heads along one dimension, in the order of `places`; zeros for NO_HEAD."""
+    count = array.shape[dimension] // width
+    if places == tuple(range(count)):
+        return array
+    shape = array.shape
+    split = array.reshape(*shape[:dimension], count, width, *shape[dimension + 1 :])
+    taken = np.take(split, [max(place, 0) for place in places], axis=dimension)
+    empty = np.array([place == NO_HEAD for place in places])
+    taken[(slice(None),) * dimension + (empty,)] = 0
+    return taken.reshape(*shape[:dimension], len(places) * width, *shape[dimension + 1 :])

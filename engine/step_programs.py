@@ -1,0 +1,117 @@
+"""The compiled programs that a runner executes: one model, one mesh, one set of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from engine import sampling
+from engine.batches import pack_batch, pack_sampling
+from engine.kernels.batch import Batch
+from engine.kernels.interface import KVPools
+from engine.models.decoder import Decoder, Params
+from engine.placing import Placement
+from engine.programs import ProgramShape
+from engine.sharding import MODEL_AXIS, sharding_of
+
+POOL_AXES = ("layer", "blocks", "block", "kv_heads", "head_dim")
+_TOKEN_AXES = ("layer", None, "kv_heads", "head_dim")
+_REPLICATED = PartitionSpec()
+
+
+class StepPrograms:
+    """Compiles on demand and keeps what it compiled. All programs update the pools in place."""
+
+    def __init__(self, placement: Placement, params: Params, dtype: Any) -> None:
+        mesh = placement.mesh
+        self._decoder = Decoder(
+            placement.shard, placement.kernels, MODEL_AXIS if mesh.size > 1 else None
+        )
+        self._kernels = placement.kernels
+        self._replicated = sharding_of((None, None), mesh)
+        # Accelerators multiply float32 in fewer bits unless they are told not to.
+        self._precision = "highest" if dtype == jnp.float32 else "default"
+        self._vocab = placement.traits.vocab
+        self._forward: dict[ProgramShape, Any] = {}
+        self._sample: dict[int, Any] = {}
+
+        pools = KVPools(*[sharding_of(POOL_AXES, mesh).spec] * 2)
+        tokens = (sharding_of(_TOKEN_AXES, mesh).spec,) * 2
+        shard = partial(jax.shard_map, mesh=mesh, check_vma=False)
+        param_specs = jax.tree.map(lambda array: array.sharding.spec, params)
+        self._step = jax.jit(
+            shard(
+                self._run_shard,
+                in_specs=(param_specs, pools, _REPLICATED),
+                out_specs=(_REPLICATED, pools),
+            ),
+            donate_argnums=1,
+        )
+        copy = _REPLICATED, _REPLICATED
+        self.export_kv: Callable[..., tuple[Array, ...]] = jax.jit(
+            shard(self._export_shard, in_specs=(pools, *copy), out_specs=tokens)
+        )
+        self.import_kv: Callable[..., KVPools] = jax.jit(
+            shard(self._import_shard, in_specs=(pools, *copy, tokens), out_specs=pools),
+            donate_argnums=0,
+        )
+        self.copy_blocks: Callable[..., KVPools] = jax.jit(
+            shard(self._copy_shard, in_specs=(pools, *copy, _REPLICATED), out_specs=pools),
+            donate_argnums=0,
+        )
+        self.load_counts = jax.jit(sampling.load_counts, donate_argnums=0)
+
+    @property
+    def forwards(self) -> dict[ProgramShape, Any]:
+        """The forward programs compiled so far."""
+        return self._forward
+
+    def forward(self, shape: ProgramShape, params: Params, pools: KVPools) -> Any:
+        """(params, pools, batch of `shape`) -> (float32 logits [S, vocab], pools)."""
+        program = self._forward.get(shape)
+        if program is None:
+            with jax.default_matmul_precision(self._precision):
+                lowered = self._step.lower(params, pools, pack_batch((), shape))
+            program = self._forward[shape] = lowered.compile()
+        return program
+
+    def sample(self, shape: ProgramShape, counts: Array) -> Any:
+        """(logits, row parameters, counts, live rows) -> (sampled, counts).
+
+        Sampling depends on the number of rows alone: apart, it is compiled far less often.
+        """
+        program = self._sample.get(shape.seqs)
+        if program is None:
+            logits = jax.ShapeDtypeStruct(
+                (shape.seqs, self._vocab), jnp.float32, sharding=self._replicated
+            )
+            arguments = (logits, pack_sampling((), shape), counts, np.int32(0))
+            jitted = jax.jit(sampling.sample, donate_argnums=2)
+            program = self._sample[shape.seqs] = jitted.lower(*arguments).compile()
+        return program
+
+    # ---- one shard's part ----
+
+    def _run_shard(self, params: Params, pools: KVPools, batch: Batch) -> tuple[Array, KVPools]:
+        hidden, pools = self._decoder.forward(params, pools, batch)
+        return self._decoder.logits(params, hidden, batch.num_rows), pools
+
+    def _export_shard(self, pools: KVPools, slots: Array, live: Array) -> tuple[Array, ...]:
+        layers, heads = (0, pools.k.shape[0]), (0, pools.k.shape[3])
+        return tuple(self._kernels.export_kv(pool, slots, live, layers, heads) for pool in pools)
+
+    def _import_shard(
+        self, pools: KVPools, slots: Array, live: Array, values: tuple[Array, ...]
+    ) -> KVPools:
+        pairs = zip(pools, values, strict=True)
+        return KVPools(*(self._kernels.import_kv(p, slots, live, v, 0, 0) for p, v in pairs))
+
+    def _copy_shard(self, pools: KVPools, sources: Array, targets: Array, live: Array) -> KVPools:
+        return KVPools(*(self._kernels.copy_blocks(p, sources, targets, live) for p in pools))
