@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full test-sanitized lint clean
+
+NATIVE := $(wildcard engine/kernels/cpu/csrc/*) engine/kernels/cpu/cmake/CMakeLists.txt
 
 demo: $(VENV)/.installed
 	$(BIN)/hexserve demo $(ARGS)
@@ -15,6 +17,16 @@ test: $(VENV)/.installed-test
 test-full: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m full tests/model $(ARGS)
 
+# The C++ kernels under the address and undefined behaviour sanitizers.
+SANITIZED := build/sanitized
+test-sanitized: $(VENV)/.installed-test
+	cmake -S engine/kernels/cpu/cmake -B $(SANITIZED) -DHEXSERVE_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python
+	cmake --build $(SANITIZED) --parallel
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(BIN)/python -m pytest --native=$(SANITIZED) tests/engine/test_cpu_*.py $(ARGS)
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -25,11 +37,11 @@ $(VENV)/.created:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml
+$(VENV)/.installed: $(VENV)/.created pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.created pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.created pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install -e '.[test]'
 	touch $@ $(VENV)/.installed
 

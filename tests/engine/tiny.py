@@ -101,9 +101,11 @@ def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"]) -> En
     )
 
 
-def tiny_params(placement: Placement, dtype: Any = np.float32) -> Params:
+def tiny_params(
+    placement: Placement, dtype: Any = np.float32, positions: int = MAX_MODEL_LEN
+) -> Params:
     tensors = tiny_tensors(placement.traits)
-    return place_params(placement, tensors.__getitem__, dtype, MAX_MODEL_LEN)
+    return place_params(placement, tensors.__getitem__, dtype, positions)
 
 
 def changed(config: Mapping[str, Any], **changes: object) -> dict[str, Any]:

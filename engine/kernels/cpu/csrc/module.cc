@@ -7,6 +7,7 @@
 #include "parallel.h"
 
 #define HEXSERVE_HANDLERS(handler) \
+  handler(read_all) \
   handler(rms_norm)
 
 namespace hexserve {

@@ -1,0 +1,19 @@
+"""Options of the whole test run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--native", type=Path, help="folder of another build of the CPU kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--native")
+    if folder is not None:
+        import engine.kernels.cpu
+
+        engine.kernels.cpu.__path__.insert(0, str(folder.resolve()))
