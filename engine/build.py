@@ -117,6 +117,9 @@ def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
 def _build_fake(
     checkpoint: CheckpointConfig, model: ModelConfig, config: EngineConfig, roles: Role
 ) -> BuiltEngine:
+    for name in ("tensor_parallel_size", "kv_cache_dtype", "kernels"):
+        if (value := getattr(config, name)) != getattr(EngineConfig(), name):
+            raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
     max_model_len = _max_model_len(checkpoint, model)

@@ -143,6 +143,24 @@ def test_too_few_blocks_for_one_sequence_are_refused(launch: Launch, llama_folde
     assert_refused(launcher, 1, "max_model_len=128 needs 4 KV blocks, there are 2", "--num_blocks")
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        ({}, ["--tensor_parallel_size=3"], "=3 does not divide 4 query heads and 4 KV heads"),
+        ({}, ["--tensor_parallel_size=5"], "=5 does not divide"),
+        ({"intermediate_size": 33}, ["--tensor_parallel_size=2"], "intermediate_size=33"),
+        ({"intermediate_size": 33}, [], "intermediate_size=33"),
+        ({"head_dim": 12}, [], "head_dim=12"),
+    ],
+)
+def test_a_shape_that_is_not_computed_is_refused(
+    launch: Launch, llama_folder: Path, config: dict[str, int], flags: list[str], message: str
+) -> None:
+    change_config(llama_folder, **config)
+    launcher = launch(*SERVE, f"--model={llama_folder}", *flags)
+    assert_refused(launcher, 1, message)
+
+
 def test_a_model_with_arithmetic_tells_its_weights_and_blocks(
     launch: Launch, llama_folder: Path
 ) -> None:
@@ -150,6 +168,15 @@ def test_a_model_with_arithmetic_tells_its_weights_and_blocks(
     launcher.ready_url()
     launcher.wait_for(r"weights: \d+\.\d+ GiB as float32 in")
     launcher.wait_for(r"KV cache: 64 blocks of 32 tokens, 2048 tokens, \d+\.\d+ GiB as float32")
+    launcher.wait_for(r"kernels: cpu \(\w+\)")
+
+
+def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path) -> None:
+    flags = ["--num_blocks=64", "--no_warmup", "--kv_cache_dtype=bfloat16"]
+    launcher = launch(*SERVE, f"--model={llama_folder}", *flags, "--tensor_parallel_size=2")
+    launcher.ready_url()
+    launcher.wait_for(r"weights: \d+\.\d+ GiB as float32 in")
+    launcher.wait_for(r"GiB as bfloat16 on each of 2 devices")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +186,8 @@ def test_a_model_with_arithmetic_tells_its_weights_and_blocks(
         (["--address=/a/b"], "--address=/a/b: unix:/path or host:port is wanted"),
         (["--address=unix:/no/such/folder/a.sock"], "/no/such/folder: No such file"),
         (["--address=0.0.0.0:8471"], "give --advertise"),
-        (["--address=127.0.0.1:1", "--tensor_parallel_size=2"], "not supported yet"),
+        (["--address=127.0.0.1:1", "--sliding_window=8"], "not supported yet"),
+        (["--address=127.0.0.1:1", "--kernels=reference"], "--kernels=reference: the fake model"),
     ],
 )
 def test_a_worker_refuses_a_bad_command_line(

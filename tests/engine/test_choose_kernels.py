@@ -1,0 +1,81 @@
+"""Which kernels run where, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import jaxlib
+import pytest
+
+from engine.kernels.choose import KernelsUnavailable, choose_kernels
+from engine.kernels.cpu import native
+
+MODULE = "engine.kernels.cpu._native"
+
+
+@pytest.fixture(autouse=True)
+def _loaded_anew() -> Iterator[None]:
+    native.load.cache_clear()
+    yield
+    native.load.cache_clear()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, module)
+
+
+def a_build(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"built_for": jaxlib.__version__, "instruction_sets": list, **changes})
+
+
+def test_the_best_kernels_of_this_processor_run(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hexserve.engine"):
+        kernels = choose_kernels("cpu", "auto")
+    assert kernels.name == f"cpu ({native.load().instruction_sets()[0]})"
+    assert f"kernels: {kernels.name}" in caplog.text
+    assert choose_kernels("cpu", "cpu").name == kernels.name
+
+
+@pytest.mark.parametrize(("platform", "asked"), [("cpu", "reference"), ("tpu", "auto")])
+def test_the_reference_runs_where_it_is_asked_for(platform: str, asked: str) -> None:
+    assert choose_kernels(platform, asked).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (None, "the CPU kernels are not built"),
+        (a_build(), "need AVX2 and FMA, this processor has not both"),
+    ],
+)
+def test_without_cpu_kernels_the_reference_runs_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    reason: str,
+) -> None:
+    pretend(monkeypatch, module)
+    assert choose_kernels("cpu", "auto").name == "reference"
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert reason in warning.message
+    assert "slow reference kernels" in warning.message
+    with pytest.raises(KernelsUnavailable, match=f"--kernels=cpu: .*{reason}"):
+        choose_kernels("cpu", "cpu")
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+def test_kernels_built_for_another_jaxlib_are_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    pretend(monkeypatch, a_build(built_for="0.0.1", instruction_sets=lambda: ["avx2"]))
+    with pytest.raises(KernelsUnavailable, match=r"built for jaxlib 0\.0\.1, .*: rebuild them"):
+        choose_kernels("cpu", asked)
+
+
+def test_cpu_kernels_do_not_run_on_other_devices() -> None:
+    with pytest.raises(KernelsUnavailable, match="--kernels=cpu: the devices are tpu"):
+        choose_kernels("tpu", "cpu")
