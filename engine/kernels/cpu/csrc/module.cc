@@ -8,7 +8,9 @@
 
 #define HEXSERVE_HANDLERS(handler) \
   handler(read_all) \
-  handler(rms_norm)
+  handler(rms_norm) \
+  handler(linear) \
+  handler(gated_linear)
 
 namespace hexserve {
 

@@ -1,0 +1,110 @@
+"""Matmuls by packed weights; csrc/linear.cc."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import Array
+
+from engine.kernels.cpu.native import target
+from engine.kernels.interface import Linear, UnsupportedShape
+
+PANEL = 32
+"""Outputs that lie side by side in a packed weight."""
+
+
+def pack_linear(weight: np.ndarray) -> np.ndarray:
+    """[panels, in, 32] in float32, [panels, in / 2, 32, 2] in bfloat16; see csrc/linear_table.h.
+
+    Raises:
+        UnsupportedShape: bfloat16 with an odd number of inputs.
+    """
+    features, inputs = weight.shape
+    pairs = weight.dtype == ml_dtypes.bfloat16
+    if pairs and inputs % 2:
+        raise UnsupportedShape(
+            f"a bfloat16 weight [{features}, {inputs}] has an odd number of inputs: the CPU "
+            "kernels take them in pairs"
+        )
+    steps = np.ascontiguousarray(weight).view(np.uint32)
+    whole, rest = divmod(features, PANEL)
+    packed = np.empty((whole + bool(rest), steps.shape[1], PANEL), np.uint32)
+    packed[:whole] = steps[: features - rest].reshape(whole, PANEL, steps.shape[1]).swapaxes(1, 2)
+    if rest:
+        packed[whole, :, :rest] = steps[features - rest :].T
+        packed[whole, :, rest:] = 0
+    return packed.view(weight.dtype).reshape(*packed.shape, *([2] if pairs else []))
+
+
+def packed_axes(out_axis: str | None, in_axis: str | None) -> tuple[str | None, ...]:
+    """See engine.kernels.interface.Kernels."""
+    return out_axis, in_axis, None
+
+
+def pack_head(weight: np.ndarray) -> np.ndarray:
+    """The layout of `pack_linear`."""
+    return pack_linear(weight)
+
+
+def head_axes() -> tuple[str | None, ...]:
+    """See engine.kernels.interface.Kernels."""
+    return packed_axes("vocab", "hidden")
+
+
+def embed(head: Linear, tokens: Array) -> Array:
+    """See engine.kernels.interface.Kernels."""
+    rows = head.matrix[tokens // PANEL, :, tokens % PANEL]
+    return rows.reshape(tokens.shape[0], -1)
+
+
+def linear(
+    x: Array, weights: tuple[Linear, ...], layer: Any, live: Any, residual: Array | None = None
+) -> tuple[Array, ...]:
+    """See engine.kernels.interface.Kernels."""
+    return _linear(x, weights, layer, live, residual, x.dtype)
+
+
+def logits(hidden: Array, head: Linear, live: Any) -> Array:
+    """See engine.kernels.interface.Kernels."""
+    one_layer = jax.tree.map(lambda a: a[None], head)
+    return _linear(hidden, (one_layer,), 0, live, None, jnp.float32)[0]
+
+
+def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> Array:
+    """See engine.kernels.interface.Kernels."""
+    result = jax.ShapeDtypeStruct((x.shape[0], gate.features), x.dtype)
+    call = jax.ffi.ffi_call(target("gated_linear"), result)
+    return call(x, _scalar(layer), _scalar(live), *_operands(x, gate), *_operands(x, up))
+
+
+def _linear(
+    x: Array,
+    weights: tuple[Linear, ...],
+    layer: Any,
+    live: Any,
+    residual: Array | None,
+    dtype: Any,
+) -> tuple[Array, ...]:
+    results = [jax.ShapeDtypeStruct((x.shape[0], w.features), dtype) for w in weights]
+    call = jax.ffi.ffi_call(target("linear"), results)
+    operands = [operand for weight in weights for operand in _operands(x, weight)]
+    added = _absent(x) if residual is None else residual
+    return tuple(call(x, _scalar(layer), _scalar(live), added, *operands))
+
+
+def _operands(x: Array, weight: Linear) -> tuple[Array, Array]:
+    """The weight and the bias of a call."""
+    return weight.matrix, _absent(x) if weight.bias is None else weight.bias
+
+
+def _absent(x: Array) -> Array:
+    """What stands for an optional operand that is not there."""
+    return jnp.zeros((0,), x.dtype)
+
+
+def _scalar(value: Any) -> Array:
+    return jnp.asarray(value, jnp.int32)
