@@ -7,7 +7,9 @@
 #include "parallel.h"
 
 #define HEXSERVE_HANDLERS(handler) \
-  handler(rms_norm)
+  handler(rms_norm)   \
+  handler(attention)  \
+  handler(rotate)
 
 namespace hexserve {
 
