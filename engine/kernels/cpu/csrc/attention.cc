@@ -83,7 +83,7 @@ class Attention {
                     bytes_of_mixed(call.table_.queries, width) +
                     Scratch::bytes_of<float>(kPiece * head_dim) +
                     Scratch::bytes_of<float>(kPiece * columns) + Scratch::bytes_of<Keys>(per_head) +
-                    2 * Scratch::bytes_of<int64_t>(kPiece));
+                    3 * Scratch::bytes_of<int64_t>(kPiece));
       packed_queries = scratch.take<float>(queries * head_dim);
       state = take_mixed(scratch, queries, width);
       from_piece = take_mixed(scratch, call.table_.queries, width);
@@ -91,6 +91,7 @@ class Attention {
       packed_values = scratch.take<float>(kPiece * columns);
       seen = scratch.take<Keys>(per_head);
       offsets = scratch.take<int64_t>(kPiece);
+      next_offsets = scratch.take<int64_t>(kPiece);
       packed_offsets = scratch.take<int64_t>(kPiece);
       for (int64_t t = 0; t < kPiece; ++t) packed_offsets[t] = t * call.table_.strip;
     }
@@ -108,8 +109,9 @@ class Attention {
     float* packed_queries;  // [kv head][call of `attend`][head_dim, its queries]
     Mixed state, from_piece;
     float *packed_keys, *packed_values;
-    Keys* seen;
-    int64_t *offsets, *packed_offsets;
+    Keys* seen;  // of the piece under way, by each query of a head
+    Keys keys;   // of the piece in `offsets`, or in `next_offsets`
+    int64_t *offsets, *next_offsets, *packed_offsets;
   };
 
   int64_t part_size() const { return part_queries_ * (2 + shape_.width); }
@@ -157,22 +159,26 @@ class Attention {
     }
   }
 
-  void attend_piece(const AttentionTask& task, int64_t piece, const Workspace& space) const {
-    Keys keys = {kPiece, 0};
+  void attend_piece(const AttentionTask& task, int64_t piece, Workspace& space) const {
     for (int64_t token = 0; token < task.tokens; ++token) {
       const Keys seen = visibility_.seen(task.position + token, piece);
       std::fill_n(space.seen + token * shape_.group, shape_.group, seen);
-      if (seen.begin >= seen.end) continue;
-      keys = {std::min(keys.begin, seen.begin), std::max(keys.end, seen.end)};
     }
-    find_rows(task, piece, keys, space.offsets);
+    if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
+    const Keys keys = space.keys;
+    Ahead next_keys = {}, next_values = {};
+    if (piece + 1 < task.piece + task.pieces) {
+      space.keys = find_rows(task, piece + 1, space.next_offsets);
+      next_keys = ahead_of(task, k_, space);
+      next_values = ahead_of(task, v_, space);
+    }
 
     // Where the values of a head serve more than one call, they are widened and laid out once.
     const bool pack_values = space.per_head > table_.queries;
     for (int64_t head = 0; head < task.heads; ++head) {
       const int64_t column = (task.head + head) * shape_.head_dim;
       const Rows<T> k = {k_ + column, space.offsets}, v = {v_ + column, space.offsets};
-      pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys);
+      pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys, next_keys);
       if (pack_values) pieces_.pack_values(v, keys, shape_.head_dim, space.packed_values);
       each_call(space.per_head, [&](int64_t first, int64_t count) {
         const int64_t query = head * space.per_head + first;
@@ -180,25 +186,44 @@ class Attention {
         const Mixed result =
             task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
         if (pack_values) {
-          const Values<float> values = {{space.packed_values, space.packed_offsets}, kPiece * table_.strip};
-          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result);
+          const Rows<float> rows = {space.packed_values, space.packed_offsets};
+          const Values<float> values = {rows, kPiece * table_.strip};
+          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result, next_values);
         } else {
           pieces_.attend(scoring_, queries, count, space.seen + first, space.packed_keys,
-                         {v, table_.strip}, result);
+                         {v, table_.strip}, result, next_values);
         }
         if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);
       });
     }
+    std::swap(space.offsets, space.next_offsets);
   }
 
-  // Offsets of the rows of `keys` in one layer of a pool.
-  void find_rows(const AttentionTask& task, int64_t piece, Keys keys, int64_t* offsets) const {
+  // What the queries of the task see of a piece, and the offsets of its rows.
+  Keys find_rows(const AttentionTask& task, int64_t piece, int64_t* offsets) const {
     const int32_t* blocks = shape_.tables + task.row * shape_.table_blocks;
-    const int64_t size = shape_.kv_heads * shape_.head_dim;
-    for (int64_t t = keys.begin; t < keys.end; ++t) {
-      const int64_t position = piece * kPiece + t;
-      offsets[t] = (blocks[position / shape_.block_size] * shape_.block_size + position % shape_.block_size) * size;
+    const int64_t size = shape_.kv_heads * shape_.head_dim, start = piece * kPiece;
+    const int64_t begin = std::max(start, visibility_.first_seen(task.position));
+    const int64_t end = std::min(start + kPiece, task.position + task.tokens);
+    for (int64_t position = begin; position < end;) {
+      const int64_t block = position / shape_.block_size, first = block * shape_.block_size;
+      const int64_t shift = blocks[block] * shape_.block_size - first;
+      for (; position < std::min(end, first + shape_.block_size); ++position) {
+        offsets[position - start] = (position + shift) * size;
+      }
     }
+    return {begin - start, end - start};
+  }
+
+  // The task's heads of the rows in space.next_offsets.
+  Ahead ahead_of(const AttentionTask& task, const T* pool, const Workspace& space) const {
+    return {reinterpret_cast<const char*>(pool + task.head * shape_.head_dim),
+            space.next_offsets + space.keys.begin,
+            space.keys.end - space.keys.begin,
+            task.heads * shape_.head_dim * int64_t(sizeof(T)),
+            sizeof(T),
+            nullptr,
+            nullptr};
   }
 
   int64_t part_of(const AttentionTask& task, int64_t piece) const {

@@ -28,6 +28,15 @@ struct Rows {
   const int64_t* offsets;
 };
 
+// A walk over rows that are needed soon, in the order of memory, which is what the processor's
+// own prefetching follows. Loops take a step for each line that they read.
+struct Ahead {
+  const char* base;
+  const int64_t* offsets;  // of the `rows` left, in elements
+  int64_t rows, row_bytes, element_bytes;
+  const char *line, *end;  // within the row under way
+};
+
 // Values in strips of `AttentionTable::strip` columns: those of key t in strip s lie at
 // rows.base + rows.offsets[t] + s * stride.
 template <typename T>
@@ -52,7 +61,7 @@ struct Scoring {
 // Keys as [strips, head_dim, keys of a strip]. Reads `keys` alone, and puts copies of the first
 // or the last in the places of others in their strips.
 template <typename T>
-using PackKeys = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed);
+using PackKeys = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed, Ahead& ahead);
 
 // Values as [strips of columns, kPiece, columns of a strip].
 template <typename T>
@@ -61,7 +70,7 @@ using PackValues = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* pa
 // queries [head_dim, count] over the keys that each of them sees.
 template <typename T>
 using Attend = void (*)(const Scoring& scoring, const float* queries, int64_t count, const Keys* seen,
-                        const float* packed_keys, Values<T> values, Mixed result);
+                        const float* packed_keys, Values<T> values, Mixed result, Ahead& ahead);
 
 // into[q] merges with the next piece.
 using Merge = void (*)(Mixed into, Mixed piece, int64_t count, int64_t head_dim);

@@ -16,6 +16,18 @@ constexpr int kStrip = 2 * kLanes;
 constexpr int kQueries = kLanes == 16 ? 12 : 6;
 static_assert(kStrip <= kWidestStrip && kPiece % kStrip == 0 && kWidest % kLanes == 0);
 
+static inline void step(Ahead& ahead) {
+  if (ahead.line >= ahead.end) {
+    if (ahead.rows == 0) return;
+    --ahead.rows;
+    ahead.line = ahead.base + *ahead.offsets++ * ahead.element_bytes;
+    ahead.end = ahead.line + ahead.row_bytes;
+  }
+  // Into the second level: the first is full of the piece under way.
+  _mm_prefetch(ahead.line, _MM_HINT_T1);
+  ahead.line += 64;
+}
+
 // head_dim is a multiple of 8, so that vectors of 8 are always whole.
 template <typename T>
 static inline Vec load_columns(const T* p, int64_t n) {
@@ -23,21 +35,29 @@ static inline Vec load_columns(const T* p, int64_t n) {
 }
 
 // One vector of keys: packed[d * kStrip + i] = rows[i][d].
-static inline void transpose_rows(const float* const (&rows)[kLanes], int64_t head_dim, float* packed) {
+static inline void transpose_rows(const float* const (&rows)[kLanes], int64_t head_dim, float* packed,
+                                  Ahead& ahead) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) tile[i] = load_columns(rows[i] + d, head_dim - d);
+    for (int i = 0; i < kLanes; ++i) {
+      tile[i] = load_columns(rows[i] + d, head_dim - d);
+      if (d % 16 == 0) step(ahead);
+    }
     transpose(tile);
     for (int i = 0; i < kLanes && d + i < head_dim; ++i) store(packed + (d + i) * kStrip, tile[i]);
   }
 }
 
 // Two dimensions move at a time.
-static inline void transpose_rows(const uint16_t* const (&rows)[kLanes], int64_t head_dim, float* packed) {
+static inline void transpose_rows(const uint16_t* const (&rows)[kLanes], int64_t head_dim, float* packed,
+                                  Ahead& ahead) {
   const int64_t pairs = head_dim / 2;
   for (int64_t p = 0; p < pairs; p += kLanes) {
     Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) tile[i] = load_first((const float*)(rows[i] + 2 * p), pairs - p);
+    for (int i = 0; i < kLanes; ++i) {
+      tile[i] = load_first((const float*)(rows[i] + 2 * p), pairs - p);
+      if (p % 16 == 0) step(ahead);
+    }
     transpose(tile);
     for (int i = 0; i < kLanes && p + i < pairs; ++i) {
       store(packed + 2 * (p + i) * kStrip, first_of_pairs(tile[i]));
@@ -47,7 +67,7 @@ static inline void transpose_rows(const uint16_t* const (&rows)[kLanes], int64_t
 }
 
 template <typename T>
-static void pack_keys(Rows<T> rows, Keys keys, int64_t head_dim, float* packed) {
+static void pack_keys(Rows<T> rows, Keys keys, int64_t head_dim, float* packed, Ahead& ahead) {
   for (int64_t t = keys.begin / kStrip * kStrip; t < keys.end; t += kStrip) {
     for (int64_t half = 0; half < kStrip; half += kLanes) {
       const T* near[kLanes];
@@ -56,7 +76,7 @@ static void pack_keys(Rows<T> rows, Keys keys, int64_t head_dim, float* packed) 
         const int64_t kept = key < keys.begin ? keys.begin : key < keys.end ? key : keys.end - 1;
         near[i] = rows.base + rows.offsets[kept];
       }
-      transpose_rows(near, head_dim, packed + t * head_dim + half);
+      transpose_rows(near, head_dim, packed + t * head_dim + half, ahead);
     }
   }
 }
@@ -121,7 +141,7 @@ static inline void soften(const Scoring& scoring, Keys seen, float* scores, floa
 // Adds weights [N, kPiece] times values of `keys`, in C vectors of columns, to mixed [N, width].
 template <int N, int C, typename T>
 static void mix(const float* weights, Keys keys, Rows<T> values, int64_t columns, float* mixed,
-                int64_t width) {
+                int64_t width, Ahead& ahead) {
   Vec sums[N][C];
 #pragma GCC unroll 12
   for (int q = 0; q < N; ++q) {
@@ -131,6 +151,7 @@ static void mix(const float* weights, Keys keys, Rows<T> values, int64_t columns
     const T* row = values.base + values.offsets[t];
     Vec value[C];
     for (int c = 0; c < C; ++c) value[c] = load_columns(row + c * kLanes, columns - c * kLanes);
+    for (int c = 0; c < C * kLanes * int(sizeof(T)); c += 64) step(ahead);
 #pragma GCC unroll 12
     for (int q = 0; q < N; ++q) {
       const Vec weight = broadcast(weights[q * kPiece + t]);
@@ -146,21 +167,21 @@ static void mix(const float* weights, Keys keys, Rows<T> values, int64_t columns
 // mix over all columns.
 template <int N, typename T>
 static void mix_strips(const float* weights, Keys keys, Values<T> values, int64_t head_dim, float* mixed,
-                       int64_t width) {
+                       int64_t width, Ahead& ahead) {
   if (keys.begin >= keys.end) return;
   for (int64_t d = 0; d < head_dim; d += kStrip) {
     const Rows<T> strip = {values.rows.base + d / kStrip * values.stride, values.rows.offsets};
     if (head_dim - d > kLanes) {
-      mix<N, 2>(weights, keys, strip, head_dim - d, mixed + d, width);
+      mix<N, 2>(weights, keys, strip, head_dim - d, mixed + d, width, ahead);
     } else {
-      mix<N, 1>(weights, keys, strip, head_dim - d, mixed + d, width);
+      mix<N, 1>(weights, keys, strip, head_dim - d, mixed + d, width, ahead);
     }
   }
 }
 
 template <int N, typename T>
 static void attend(const Scoring& scoring, const float* queries, const Keys* seen,
-                   const float* packed_keys, Values<T> values, Mixed result) {
+                   const float* packed_keys, Values<T> values, Mixed result, Ahead& ahead) {
   const int64_t head_dim = scoring.head_dim, width = (head_dim + kWidest - 1) / kWidest * kWidest;
   Keys any = {kPiece, 0}, all = {0, kPiece};
   for (int q = 0; q < N; ++q) {
@@ -187,23 +208,23 @@ static void attend(const Scoring& scoring, const float* queries, const Keys* see
   if (all.begin >= all.end) all = {kPiece, kPiece};
   const auto alone = [&](int q, int64_t begin, int64_t end) {
     const Keys keys = {begin > seen[q].begin ? begin : seen[q].begin, end < seen[q].end ? end : seen[q].end};
-    mix_strips<1>(weights + q * kPiece, keys, values, head_dim, result.mixed + q * width, width);
+    mix_strips<1>(weights + q * kPiece, keys, values, head_dim, result.mixed + q * width, width, ahead);
   };
   for (int q = 0; q < N; ++q) alone(q, 0, all.begin);
-  mix_strips<N>(weights, all, values, head_dim, result.mixed, width);
+  mix_strips<N>(weights, all, values, head_dim, result.mixed, width, ahead);
   for (int q = 0; q < N; ++q) alone(q, all.end, kPiece);
 }
 
 // The count of queries becomes a constant, so that their sums stay in registers.
 template <typename T, int N = kQueries>
 static void attend_any(const Scoring& scoring, const float* queries, int64_t count, const Keys* seen,
-                       const float* packed_keys, Values<T> values, Mixed result) {
+                       const float* packed_keys, Values<T> values, Mixed result, Ahead& ahead) {
   if constexpr (N > 1) {
     if (count < N) {
-      return attend_any<T, N - 1>(scoring, queries, count, seen, packed_keys, values, result);
+      return attend_any<T, N - 1>(scoring, queries, count, seen, packed_keys, values, result, ahead);
     }
   }
-  attend<N>(scoring, queries, seen, packed_keys, values, result);
+  attend<N>(scoring, queries, seen, packed_keys, values, result, ahead);
 }
 
 static void merge(Mixed into, Mixed piece, int64_t count, int64_t head_dim) {
