@@ -7,9 +7,13 @@
 #include "parallel.h"
 
 #define HEXSERVE_HANDLERS(handler) \
-  handler(rms_norm)   \
-  handler(attention)  \
-  handler(rotate)
+  handler(rms_norm)                \
+  handler(attention)               \
+  handler(rotate)                  \
+  handler(write_kv)                \
+  handler(export_kv)               \
+  handler(import_kv)               \
+  handler(copy_blocks)
 
 namespace hexserve {
 
