@@ -81,9 +81,7 @@ def test_write_is_an_assignment(
         native.use_instruction_set(name)
         wanted = [random_pool(seed, pool_type) for seed in (0, 1)]
         pools = KVPools(*(jnp.asarray(pool) for pool in wanted))
-        written = write(
-            pools, np.int32(layer), np.array(slots, np.int32), k, v, np.int32(live)
-        )
+        written = write(pools, np.int32(layer), np.array(slots, np.int32), k, v, np.int32(live))
         for pool, values, result in zip(wanted, (k, v), written, strict=True):
             for index, slot in inside(slots, live):
                 by_slot(pool)[layer, slot] = values[index].astype(pool_type)
@@ -132,10 +130,10 @@ def test_large_copies_are_whole(native: ModuleType, threads: int, dtype: Any) ->
     exported = export(pool, slots, live, np.int32(0), np.int32(0), 2, 4)
     flat = pool.reshape(2, -1, 4, 64)
     assert same_bits(exported, flat[:, slots])
-    imported = import_(
-        jnp.zeros(shape, dtype), slots, live, exported, np.int32(0), np.int32(0)
+    imported = import_(jnp.zeros(shape, dtype), slots, live, exported, np.int32(0), np.int32(0))
+    assert same_bits(
+        imported, np.where(np.isin(np.arange(80), blocks)[None, :, None, None, None], pool, 0)
     )
-    assert same_bits(imported, np.where(np.isin(np.arange(80), blocks)[None, :, None, None, None], pool, 0))
     k, v = (rng.standard_normal((len(slots), 4, 64)).astype(dtype) for _ in range(2))
     pools = write(KVPools(jnp.asarray(pool), jnp.asarray(pool)), np.int32(1), slots, k, v, live)
     for result, values in zip(pools, (k, v), strict=True):
