@@ -8,6 +8,8 @@
 // import_kv(pool, slots [n], live, values, first_layer, first_head) -> pool in place
 // copy_blocks(pool, sources [n], targets [n], live) -> pool in place
 
+#include <emmintrin.h>
+
 #include <cstring>
 
 #include "kernel_table.h"
@@ -18,6 +20,29 @@ namespace hexserve {
 namespace {
 
 constexpr int64_t kBytesPerTask = 1 << 17;
+
+// A block of a pool is seldom in a cache when it is written. Ordinary stores would read it first.
+constexpr int64_t kLeastStreamed = 2048;
+
+void copy_into_pool(char* to, const char* from, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  const int64_t head = -reinterpret_cast<intptr_t>(to) & (kLine - 1);
+  const int64_t lines = (bytes - head) / kLine;
+  if (bytes < kLeastStreamed) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  std::memcpy(to, from, head);
+  to += head, from += head;
+  for (int64_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
+    for (int64_t part = 0; part < kLine; part += sizeof(__m128i)) {
+      const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + part));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + part), value);
+    }
+  }
+  std::memcpy(to, from, bytes - head - lines * kLine);
+  _mm_sfence();
+}
 
 // Where the rows of a pool lie; sizes in bytes.
 struct PoolShape {
@@ -98,7 +123,7 @@ ffi::Future write_kv(ffi::ThreadPool pool, Operand k_pool, Operand v_pool, Opera
       const char* from = source + token * row;
       char* to = target + slot * shape.row;
       if (from_f32 == to_f32) {
-        std::memcpy(to, from, count * row);
+        copy_into_pool(to, from, count * row);
       } else if (from_f32) {
         convert.narrow(reinterpret_cast<const float*>(from), reinterpret_cast<uint16_t*>(to), count * elements);
       } else {
@@ -193,7 +218,7 @@ ffi::Future import_kv(ffi::ThreadPool threads, Operand pool, Operand slots, Oper
   return each_stretch(
       threads, PoolShape(pool), selection,
       [=](int64_t in_pool, int64_t in_values, int64_t bytes) {
-        std::memcpy(target + in_pool, source + in_values, bytes);
+        copy_into_pool(target + in_pool, source + in_values, bytes);
       },
       [](int64_t, int64_t) {});
 }
