@@ -1,7 +1,98 @@
+// The inner loops of attention: one piece of KV against a few queries.
+//
+// The KV of a row is cut into pieces of kPiece positions, from position 0 on. What a query gets
+// from one piece, and how it merges the pieces, in increasing order, is the same whatever other
+// queries are computed with it and whoever computes the pieces.
+
 #pragma once
+
+#include <cstdint>
 
 namespace hexserve {
 
-struct AttentionTable {};
+constexpr int64_t kPiece = 128;
+// Results per query are padded to whole vectors of any instruction set.
+constexpr int64_t kWidest = 16;
+// Most columns in one strip of packed values.
+constexpr int64_t kWidestStrip = 32;
+
+// Keys [begin, end) of a piece; none if begin >= end.
+struct Keys {
+  int64_t begin, end;
+};
+
+// Row t of a piece lies at base + offsets[t].
+template <typename T>
+struct Rows {
+  const T* base;
+  const int64_t* offsets;
+};
+
+// A walk over rows that are needed soon, in the order of memory, which is what the processor's
+// own prefetching follows. Loops take a step for each line that they read.
+struct Ahead {
+  const char* base;
+  const int64_t* offsets;  // of the `rows` left, in elements
+  int64_t rows, row_bytes, element_bytes;
+  const char *line, *end;  // within the row under way
+};
+
+// Values in strips of `AttentionTable::strip` columns: those of key t in strip s lie at
+// rows.base + rows.offsets[t] + s * stride.
+template <typename T>
+struct Values {
+  Rows<T> rows;
+  int64_t stride;
+};
+
+// What queries got so far: the mix of values is mixed / sum, both relative to e^top.
+struct Mixed {
+  float* top;    // [queries]; -inf where nothing was seen
+  float* sum;    // [queries]
+  float* mixed;  // [queries, width], width being head_dim padded to kWidest
+};
+
+struct Scoring {
+  int64_t head_dim;
+  float scale;
+  float soft_cap;  // 0 is none
+};
+
+// Keys as [strips, head_dim, keys of a strip]. Reads `keys` alone, and puts copies of the first
+// or the last in the places of others in their strips.
+template <typename T>
+using PackKeys = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed, Ahead& ahead);
+
+// Values as [strips of columns, kPiece, columns of a strip].
+template <typename T>
+using PackValues = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed);
+
+// queries [head_dim, count] over the keys that each of them sees.
+template <typename T>
+using Attend = void (*)(const Scoring& scoring, const float* queries, int64_t count, const Keys* seen,
+                        const float* packed_keys, Values<T> values, Mixed result, Ahead& ahead);
+
+// into[q] merges with the next piece.
+using Merge = void (*)(Mixed into, Mixed piece, int64_t count, int64_t head_dim);
+
+template <typename T>
+using Finish = void (*)(const float* mixed, float sum, T* out, int64_t head_dim);
+
+template <typename T>
+struct PieceTable {
+  PackKeys<T> pack_keys;
+  PackValues<T> pack_values;
+  Attend<T> attend;
+};
+
+struct AttentionTable {
+  int64_t queries;  // most in one call of `attend`
+  int64_t strip;    // columns of a strip of packed values
+  PieceTable<float> f32;
+  PieceTable<uint16_t> bf16;
+  Merge merge;
+  Finish<float> finish_f32;
+  Finish<uint16_t> finish_bf16;
+};
 
 }  // namespace hexserve

@@ -13,8 +13,10 @@
 #include "vec_math.h"
 // Above: the vectors. Below: what is made of them.
 #include "attention_tiles.h"
+#include "convert_tiles.h"
 #include "linear_tiles.h"
 #include "norm_tiles.h"
+#include "rotate_tiles.h"
 
 #define HEXSERVE_STRING_(x) #x
 #define HEXSERVE_STRING(x) HEXSERVE_STRING_(x)
@@ -23,7 +25,9 @@ namespace hexserve {
 namespace HEXSERVE_ISA {
 
 extern const KernelTable table;
-const KernelTable table = {HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention};
+const KernelTable table = {
+    HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention, kRotate, kConvert,
+};
 
 }  // namespace HEXSERVE_ISA
 }  // namespace hexserve

@@ -9,8 +9,10 @@
 #include <cstdint>
 
 #include "attention_table.h"
+#include "convert_table.h"
 #include "linear_table.h"
 #include "norm_table.h"
+#include "rotate_table.h"
 
 namespace hexserve {
 
@@ -19,6 +21,8 @@ struct KernelTable {
   NormTable norm;
   LinearTable linear;
   AttentionTable attention;
+  RotateTable rotate;
+  ConvertTable convert;
 };
 
 // The chosen table. The best that this processor runs, unless `choose` was called.

@@ -10,7 +10,13 @@
   handler(read_all) \
   handler(rms_norm) \
   handler(linear) \
-  handler(gated_linear)
+  handler(gated_linear) \
+  handler(rotate) \
+  handler(attention) \
+  handler(write_kv) \
+  handler(export_kv) \
+  handler(import_kv) \
+  handler(copy_blocks)
 
 namespace hexserve {
 

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -32,6 +33,21 @@ inline int64_t scalar(const Operand& buffer) { return *data<const int32_t>(buffe
 
 inline bool is_scalar(const Operand& buffer) {
   return buffer.element_type() == ffi::S32 && buffer.element_count() == 1;
+}
+
+inline bool is_int32(const Operand& buffer, size_t rank) {
+  return buffer.element_type() == ffi::S32 && buffer.dimensions().size() == rank;
+}
+
+inline bool is_float(const Operand& buffer, size_t rank) {
+  const bool fits = buffer.element_type() == ffi::F32 || buffer.element_type() == ffi::BF16;
+  return fits && buffer.dimensions().size() == rank;
+}
+
+// Same element type and dimensions.
+inline bool are_alike(const Operand& a, const Operand& b) {
+  const auto x = a.dimensions(), y = b.dimensions();
+  return a.element_type() == b.element_type() && std::equal(x.begin(), x.end(), y.begin(), y.end());
 }
 
 }  // namespace hexserve

@@ -89,6 +89,33 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
   for (int64_t i = 0; i < kLanes && i < n; ++i) p[i] = whole[i];
 }
 
+// Rows become columns: lane j of rows[i] moves to lane i of rows[j].
+static inline void transpose(Vec (&rows)[kLanes]) {
+  Vec pairs[kLanes], quads[kLanes];
+  for (int i = 0; i < kLanes; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  // Half h of quads[4k + j] is column 4h + j of rows 4k ... 4k + 3.
+  for (int i = 0; i < kLanes; ++i) {
+    const __m256d a = _mm256_castps_pd(pairs[i / 4 * 4 + i / 2 % 2]);
+    const __m256d b = _mm256_castps_pd(pairs[i / 4 * 4 + i / 2 % 2 + 2]);
+    quads[i] = _mm256_castpd_ps(i % 2 == 0 ? _mm256_unpacklo_pd(a, b) : _mm256_unpackhi_pd(a, b));
+  }
+  for (int j = 0; j < 4; ++j) {
+    rows[j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x20);
+    rows[4 + j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x31);
+  }
+}
+
+// The first and the second bfloat16 of the pair in each lane.
+static inline Vec first_of_pairs(Vec pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+static inline Vec second_of_pairs(Vec pairs) {
+  return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(int32_t(0xffff0000))));
+}
+
 // Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
 using Pairs = __m256i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }

@@ -85,6 +85,40 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
   _mm256_mask_storeu_epi16(p, first(n), narrow(x));
 }
 
+// Rows become columns: lane j of rows[i] moves to lane i of rows[j].
+static inline void transpose(Vec (&rows)[kLanes]) {
+  Vec pairs[kLanes], quads[kLanes];
+  for (int i = 0; i < kLanes; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  // Quarter q of quads[4k + j] is column 4q + j of rows 4k ... 4k + 3.
+  for (int i = 0; i < kLanes; ++i) {
+    const __m512d a = _mm512_castps_pd(pairs[i / 4 * 4 + i / 2 % 2]);
+    const __m512d b = _mm512_castps_pd(pairs[i / 4 * 4 + i / 2 % 2 + 2]);
+    quads[i] = _mm512_castpd_ps(i % 2 == 0 ? _mm512_unpacklo_pd(a, b) : _mm512_unpackhi_pd(a, b));
+  }
+  constexpr int kEven = 0x88, kOdd = 0xdd;  // quarters 0 and 2, 1 and 3, of each operand
+  for (int j = 0; j < 4; ++j) {
+    const Vec top_even = _mm512_shuffle_f32x4(quads[j], quads[4 + j], kEven);
+    const Vec top_odd = _mm512_shuffle_f32x4(quads[j], quads[4 + j], kOdd);
+    const Vec bottom_even = _mm512_shuffle_f32x4(quads[8 + j], quads[12 + j], kEven);
+    const Vec bottom_odd = _mm512_shuffle_f32x4(quads[8 + j], quads[12 + j], kOdd);
+    rows[j] = _mm512_shuffle_f32x4(top_even, bottom_even, kEven);
+    rows[4 + j] = _mm512_shuffle_f32x4(top_odd, bottom_odd, kEven);
+    rows[8 + j] = _mm512_shuffle_f32x4(top_even, bottom_even, kOdd);
+    rows[12 + j] = _mm512_shuffle_f32x4(top_odd, bottom_odd, kOdd);
+  }
+}
+
+// The first and the second bfloat16 of the pair in each lane.
+static inline Vec first_of_pairs(Vec pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+static inline Vec second_of_pairs(Vec pairs) {
+  return _mm512_and_ps(pairs, _mm512_castsi512_ps(_mm512_set1_epi32(int32_t(0xffff0000))));
+}
+
 // Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
 using Pairs = __m512i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
