@@ -7,6 +7,7 @@ instruction set rounds in its own way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,9 +43,13 @@ class CpuKernels:
     def pool_dtype(self, dtype: Any) -> np.dtype:
         return jnp.dtype(dtype)
 
-    pack_linear = staticmethod(matmul.pack_linear)
+    def pack_linear(self, weight: np.ndarray, shards: int) -> np.ndarray:
+        return _packed_by_shard(matmul.pack_linear, weight, shards)
+
+    def pack_head(self, weight: np.ndarray, shards: int) -> np.ndarray:
+        return _packed_by_shard(matmul.pack_head, weight, shards)
+
     packed_axes = staticmethod(matmul.packed_axes)
-    pack_head = staticmethod(matmul.pack_head)
     head_axes = staticmethod(matmul.head_axes)
     embed = staticmethod(matmul.embed)
     rms_norm = staticmethod(norm.rms_norm)
@@ -57,3 +62,10 @@ class CpuKernels:
     export_kv = staticmethod(kv.export_kv)
     import_kv = staticmethod(kv.import_kv)
     copy_blocks = staticmethod(kv.copy_blocks)
+
+
+def _packed_by_shard(
+    pack: Callable[[np.ndarray], np.ndarray], weight: np.ndarray, shards: int
+) -> np.ndarray:
+    """Panels of each shard's outputs by themselves, so that no panel lies on two shards."""
+    return np.concatenate([pack(part) for part in np.split(weight, shards)])
