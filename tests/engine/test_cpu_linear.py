@@ -255,6 +255,7 @@ WEIGHT = Linear(jnp.zeros((LAYERS, 2, 8, 32)), None, 40)
         ({"weights": (Linear(WEIGHT.matrix[0], None, 40),)}, "weight 0 is not packed for x"),
         ({"weights": (Linear(WEIGHT.matrix, X, 40),)}, "the bias of weight 0 must be"),
         ({"residual": jnp.zeros((3, 41))}, "residual must be like the one result"),
+        ({"residual": jnp.zeros((3, 40), jnp.bfloat16)}, "residual must be like the one result"),
         ({"weights": (WEIGHT, WEIGHT), "residual": jnp.zeros((3, 40))}, "residual must be like"),
     ],
 )
