@@ -234,6 +234,11 @@ def test_pairs_need_an_even_number_of_inputs() -> None:
         cpu.pack_linear(normal(0, (8, 5), np.dtype(ml_dtypes.bfloat16)))
 
 
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(UnsupportedShape, match="float16: the CPU kernels take float32"):
+        cpu.pack_linear(np.zeros((8, 6), np.float16))
+
+
 X = jnp.zeros((3, 8))
 WEIGHT = Linear(jnp.zeros((LAYERS, 2, 8, 32)), None, 40)
 
@@ -255,6 +260,7 @@ WEIGHT = Linear(jnp.zeros((LAYERS, 2, 8, 32)), None, 40)
         ({"weights": (Linear(WEIGHT.matrix[0], None, 40),)}, "weight 0 is not packed for x"),
         ({"weights": (Linear(WEIGHT.matrix, X, 40),)}, "the bias of weight 0 must be"),
         ({"residual": jnp.zeros((3, 41))}, "residual must be like the one result"),
+        ({"residual": jnp.zeros((3, 40), jnp.bfloat16)}, "residual must be like the one result"),
         ({"weights": (WEIGHT, WEIGHT), "residual": jnp.zeros((3, 40))}, "residual must be like"),
     ],
 )

@@ -21,10 +21,14 @@ def pack_linear(weight: np.ndarray) -> np.ndarray:
     """[panels, in, 32] in float32, [panels, in / 2, 32, 2] in bfloat16; see csrc/linear_table.h.
 
     Raises:
-        UnsupportedShape: bfloat16 with an odd number of inputs.
+        UnsupportedShape: bfloat16 with an odd number of inputs, or another dtype.
     """
     features, inputs = weight.shape
     pairs = weight.dtype == ml_dtypes.bfloat16
+    if not pairs and weight.dtype != np.float32:
+        raise UnsupportedShape(
+            f"a weight of {weight.dtype}: the CPU kernels take float32 and bfloat16"
+        )
     if pairs and inputs % 2:
         raise UnsupportedShape(
             f"a bfloat16 weight [{features}, {inputs}] has an odd number of inputs: the CPU "

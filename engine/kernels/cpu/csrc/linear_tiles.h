@@ -119,8 +119,9 @@ static void store_gated(const PanelSums& gate, const PanelSums& up, int64_t rows
 }
 
 constexpr LinearTable kLinear = {
-    multiply_panels<float>,      multiply_panels<uint16_t>, store_sums<float, float>, store_sums<uint16_t, uint16_t>,
-    store_sums<uint16_t, float>, store_gated<float>,        store_gated<uint16_t>,
+    multiply_panels<float>,         multiply_panels<uint16_t>,   store_sums<float, float>,
+    store_sums<uint16_t, uint16_t>, store_sums<uint16_t, float>, store_gated<float>,
+    store_gated<uint16_t>,
 };
 
 }  // namespace HEXSERVE_ISA
