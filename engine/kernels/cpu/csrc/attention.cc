@@ -41,8 +41,9 @@ template <typename Q, typename T>
 class Attention {
  public:
   Attention(const AttentionTable& table, const Shape& shape, const Scoring& scoring,
-            const Visibility& visibility, const Q* q, const T* k, const T* v, Q* out, AttentionPlan plan)
-      : table_(table), pieces_(piece_table(table, T{})), shape_(shape), scoring_(scoring),
+            const Visibility& visibility, const Q* q, const T* k, const T* v, Q* out, AttentionPlan plan,
+            int64_t threads)
+      : threads_(threads), table_(table), pieces_(piece_table(table, T{})), shape_(shape), scoring_(scoring),
         visibility_(visibility), q_(q), k_(k), v_(v), out_(out), plan_(std::move(plan)),
         part_queries_(kNarrowTokens * shape.heads), left_(plan_.splits.size()) {
     for (size_t i = 0; i < left_.size(); ++i) left_[i].store(plan_.splits[i].tasks);
@@ -57,8 +58,12 @@ class Attention {
     Workspace space(scratch, *this, task);
     pack_queries(task, space);
     if (task.split < 0) clear(space.state, space.queries);
+    // Threads take tasks in turn, so this is the one that this thread is likely to take next.
+    const int64_t next = index + threads_;
     for (int64_t piece = task.piece; piece < task.piece + task.pieces; ++piece) {
-      attend_piece(task, piece, space);
+      const bool last = piece + 1 == task.piece + task.pieces;
+      const AttentionTask* soon = !last ? &task : next < tasks() ? &plan_.tasks[next] : nullptr;
+      attend_piece(task, piece, soon, soon == &task ? piece + 1 : soon ? soon->piece : 0, space);
     }
     if (task.split >= 0) {
       // The release of each part, and the acquire of them all by the last.
@@ -159,7 +164,8 @@ class Attention {
     }
   }
 
-  void attend_piece(const AttentionTask& task, int64_t piece, Workspace& space) const {
+  void attend_piece(const AttentionTask& task, int64_t piece, const AttentionTask* soon, int64_t soon_piece,
+                    Workspace& space) const {
     for (int64_t token = 0; token < task.tokens; ++token) {
       const Keys seen = visibility_.seen(task.position + token, piece);
       std::fill_n(space.seen + token * shape_.group, shape_.group, seen);
@@ -167,10 +173,10 @@ class Attention {
     if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
     const Keys keys = space.keys;
     Ahead next_keys = {}, next_values = {};
-    if (piece + 1 < task.piece + task.pieces) {
-      space.keys = find_rows(task, piece + 1, space.next_offsets);
-      next_keys = ahead_of(task, k_, space);
-      next_values = ahead_of(task, v_, space);
+    if (soon != nullptr) {
+      space.keys = find_rows(*soon, soon_piece, space.next_offsets);
+      next_keys = ahead_of(*soon, k_, space);
+      next_values = ahead_of(*soon, v_, space);
     }
 
     // Where the values of a head serve more than one call, they are widened and laid out once.
@@ -223,7 +229,8 @@ class Attention {
             task.heads * shape_.head_dim * int64_t(sizeof(T)),
             sizeof(T),
             nullptr,
-            nullptr};
+            nullptr,
+            int64_t(sizeof(T)) * table_.strip / 16};
   }
 
   int64_t part_of(const AttentionTask& task, int64_t piece) const {
@@ -242,6 +249,7 @@ class Attention {
     }
   }
 
+  const int64_t threads_;
   const AttentionTable& table_;
   const PieceTable<T>& pieces_;
   const Shape shape_;
@@ -263,7 +271,8 @@ ffi::Future attend(ffi::ThreadPool& pool, const Shape& shape, const Scoring& sco
                    int64_t layer_offset, Operand& out, AttentionPlan plan) {
   auto call = std::make_shared<Attention<Q, T>>(
       kernels().attention, shape, scoring, visibility, data<const Q>(q), data<const T>(k) + layer_offset,
-      data<const T>(v) + layer_offset, data<Q>(out), std::move(plan));
+      data<const T>(v) + layer_offset, data<Q>(out), std::move(plan),
+      threads_of(pool));
   return parallel_for(pool, threads_of(pool), call->tasks(), [call](int64_t i) { call->run(i); });
 }
 
