@@ -58,12 +58,9 @@ class Attention {
     Workspace space(scratch, *this, task);
     pack_queries(task, space);
     if (task.split < 0) clear(space.state, space.queries);
-    // Threads take tasks in turn, so this is the one that this thread is likely to take next.
-    const int64_t next = index + threads_;
-    for (int64_t piece = task.piece; piece < task.piece + task.pieces; ++piece) {
-      const bool last = piece + 1 == task.piece + task.pieces;
-      const AttentionTask* soon = !last ? &task : next < tasks() ? &plan_.tasks[next] : nullptr;
-      attend_piece(task, piece, soon, soon == &task ? piece + 1 : soon ? soon->piece : 0, space);
+    const int64_t end = task.piece + task.pieces;
+    for (int64_t piece = task.piece; piece < end; ++piece) {
+      attend_piece(task, piece, piece + 1 < end ? Next{&task, piece + 1} : next_task(index), space);
     }
     if (task.split >= 0) {
       // The release of each part, and the acquire of them all by the last.
@@ -78,6 +75,19 @@ class Attention {
   }
 
  private:
+  // The piece that is brought near while another is under way.
+  struct Next {
+    const AttentionTask* task;  // nullptr for none
+    int64_t piece;
+  };
+
+  // Threads take tasks in turn: the first piece of the one that this thread is likely to take.
+  Next next_task(int64_t index) const {
+    if (index + threads_ >= tasks()) return {nullptr, 0};
+    const AttentionTask& task = plan_.tasks[index + threads_];
+    return {&task, task.piece};
+  }
+
   // A task's scratch. Its queries are ordered by kv head, token and head of the group.
   struct Workspace {
     Workspace(Scratch& scratch, const Attention& call, const AttentionTask& task)
@@ -164,8 +174,7 @@ class Attention {
     }
   }
 
-  void attend_piece(const AttentionTask& task, int64_t piece, const AttentionTask* soon, int64_t soon_piece,
-                    Workspace& space) const {
+  void attend_piece(const AttentionTask& task, int64_t piece, Next next, Workspace& space) const {
     for (int64_t token = 0; token < task.tokens; ++token) {
       const Keys seen = visibility_.seen(task.position + token, piece);
       std::fill_n(space.seen + token * shape_.group, shape_.group, seen);
@@ -173,10 +182,10 @@ class Attention {
     if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
     const Keys keys = space.keys;
     Ahead next_keys = {}, next_values = {};
-    if (soon != nullptr) {
-      space.keys = find_rows(*soon, soon_piece, space.next_offsets);
-      next_keys = ahead_of(*soon, k_, space);
-      next_values = ahead_of(*soon, v_, space);
+    if (next.task != nullptr) {
+      space.keys = find_rows(*next.task, next.piece, space.next_offsets);
+      next_keys = ahead_of(*next.task, k_, space);
+      next_values = ahead_of(*next.task, v_, space);
     }
 
     // Where the values of a head serve more than one call, they are widened and laid out once.
@@ -194,7 +203,8 @@ class Attention {
         if (pack_values) {
           const Rows<float> rows = {space.packed_values, space.packed_offsets};
           const Values<float> values = {rows, kPiece * table_.strip};
-          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result, next_values);
+          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result,
+                            next_values);
         } else {
           pieces_.attend(scoring_, queries, count, space.seen + first, space.packed_keys,
                          {v, table_.strip}, result, next_values);
@@ -221,16 +231,18 @@ class Attention {
     return {begin - start, end - start};
   }
 
-  // The task's heads of the rows in space.next_offsets.
+  // A walk over the task's heads of the rows in space.next_offsets. Half of it, for values, is made
+  // while scoring: hence the pace of half a strip.
   Ahead ahead_of(const AttentionTask& task, const T* pool, const Workspace& space) const {
-    return {reinterpret_cast<const char*>(pool + task.head * shape_.head_dim),
-            space.next_offsets + space.keys.begin,
-            space.keys.end - space.keys.begin,
-            task.heads * shape_.head_dim * int64_t(sizeof(T)),
-            sizeof(T),
-            nullptr,
-            nullptr,
-            int64_t(sizeof(T)) * table_.strip / 16};
+    constexpr int64_t kSize = sizeof(T);
+    Ahead ahead = {};
+    ahead.base = reinterpret_cast<const char*>(pool + task.head * shape_.head_dim);
+    ahead.offsets = space.next_offsets + space.keys.begin;
+    ahead.rows = space.keys.end - space.keys.begin;
+    ahead.row_bytes = task.heads * shape_.head_dim * kSize;
+    ahead.element_bytes = kSize;
+    ahead.pace = table_.strip * kSize / 32;
+    return ahead;
   }
 
   int64_t part_of(const AttentionTask& task, int64_t piece) const {

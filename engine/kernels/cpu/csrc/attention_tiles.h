@@ -12,8 +12,9 @@ namespace hexserve {
 namespace HEXSERVE_ISA {
 
 constexpr int kStrip = 2 * kLanes;
-constexpr int64_t kLine = 64;     // bytes
-constexpr int64_t kTogether = 8;  // dimensions or keys of a strip for each part of a walk
+constexpr int64_t kLine = 64;  // bytes
+// Rows for each part of a walk: its lines come one by one, and a burst of them would be waited for.
+constexpr int64_t kTogether = 4;
 // With two vectors of each, and two more of what they are multiplied by, these fill the registers.
 constexpr int kQueries = kLanes == 16 ? 12 : 6;
 static_assert(kStrip <= kWidestStrip && kPiece % kStrip == 0 && kWidest % kLanes == 0);
@@ -39,16 +40,18 @@ static inline Vec load_columns(const T* p, int64_t n) {
   return kLanes == 8 ? load(p) : load_first(p, n);
 }
 
-// Lines of a square of vectors.
-constexpr int64_t kTileLines = kLanes * kLanes * sizeof(float) / kLine;
+// Lines of kTogether vectors.
+constexpr int64_t kRowLines = kTogether * kLanes * sizeof(float) / kLine;
 
 // One vector of keys: packed[d * kStrip + i] = rows[i][d].
 static inline void transpose_rows(const float* const (&rows)[kLanes], int64_t head_dim, float* packed,
                                   Ahead& ahead) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) tile[i] = load_columns(rows[i] + d, head_dim - d);
-    walk(ahead, kTileLines);
+    for (int i = 0; i < kLanes; ++i) {
+      if (i % kTogether == 0) walk(ahead, kRowLines);
+      tile[i] = load_columns(rows[i] + d, head_dim - d);
+    }
     transpose(tile);
     for (int i = 0; i < kLanes && d + i < head_dim; ++i) store(packed + (d + i) * kStrip, tile[i]);
   }
@@ -60,8 +63,10 @@ static inline void transpose_rows(const uint16_t* const (&rows)[kLanes], int64_t
   const int64_t pairs = head_dim / 2;
   for (int64_t p = 0; p < pairs; p += kLanes) {
     Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) tile[i] = load_first((const float*)(rows[i] + 2 * p), pairs - p);
-    walk(ahead, kTileLines);
+    for (int i = 0; i < kLanes; ++i) {
+      if (i % kTogether == 0) walk(ahead, kRowLines);
+      tile[i] = load_first((const float*)(rows[i] + 2 * p), pairs - p);
+    }
     transpose(tile);
     for (int i = 0; i < kLanes && p + i < pairs; ++i) {
       store(packed + 2 * (p + i) * kStrip, first_of_pairs(tile[i]));
@@ -151,51 +156,39 @@ static void mix(const float* weights, Keys keys, Rows<T> values, int64_t columns
   Vec sums[N][C];
 #pragma GCC unroll 12
   for (int q = 0; q < N; ++q) {
-#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[q][c] = load(mixed + q * width + c * kLanes);
   }
   for (int64_t t = keys.begin; t < keys.end;) {
-    walk(ahead, ahead.pace * C / 2);
+    walk(ahead, ahead.pace);
     const int64_t end = t + kTogether < keys.end ? t + kTogether : keys.end;
     for (; t < end; ++t) {
       const T* row = values.base + values.offsets[t];
       Vec value[C];
-#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) value[c] = load_columns(row + c * kLanes, columns - c * kLanes);
 #pragma GCC unroll 12
       for (int q = 0; q < N; ++q) {
         const Vec weight = broadcast(weights[q * kPiece + t]);
-#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) sums[q][c] = fma(weight, value[c], sums[q][c]);
       }
     }
   }
 #pragma GCC unroll 12
   for (int q = 0; q < N; ++q) {
-#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) store(mixed + q * width + c * kLanes, sums[q][c]);
   }
 }
 
-// mix over all columns, as many at a time as the registers hold and lie together.
+// mix over all columns.
 template <int N, typename T>
-static void mix_columns(const float* weights, Keys keys, Values<T> values, int64_t head_dim, float* mixed,
-                        int64_t width, Ahead& ahead) {
+static void mix_strips(const float* weights, Keys keys, Values<T> values, int64_t head_dim, float* mixed,
+                       int64_t width, Ahead& ahead) {
   if (keys.begin >= keys.end) return;
-  constexpr int kMost = 2 * N <= kQueries ? 4 : 2;
-  const bool strips_touch = values.stride == kStrip;
-  for (int64_t d = 0; d < head_dim;) {
-    const Rows<T> rows = {values.rows.base + d / kStrip * values.stride, values.rows.offsets};
-    const int64_t left = head_dim - d;
-    if (kMost == 4 && strips_touch && left > 3 * kLanes) {
-      mix<N, kMost>(weights, keys, rows, left, mixed + d, width, ahead);
-      d += 4 * kLanes;
-    } else if (left > kLanes) {
-      mix<N, 2>(weights, keys, rows, left, mixed + d, width, ahead);
-      d += 2 * kLanes;
+  for (int64_t d = 0; d < head_dim; d += kStrip) {
+    const Rows<T> strip = {values.rows.base + d / kStrip * values.stride, values.rows.offsets};
+    if (head_dim - d > kLanes) {
+      mix<N, 2>(weights, keys, strip, head_dim - d, mixed + d, width, ahead);
     } else {
-      mix<N, 1>(weights, keys, rows, left, mixed + d, width, ahead);
-      d += kLanes;
+      mix<N, 1>(weights, keys, strip, head_dim - d, mixed + d, width, ahead);
     }
   }
 }
@@ -229,10 +222,10 @@ static void attend(const Scoring& scoring, const float* queries, const Keys* see
   if (all.begin >= all.end) all = {kPiece, kPiece};
   const auto alone = [&](int q, int64_t begin, int64_t end) {
     const Keys keys = {begin > seen[q].begin ? begin : seen[q].begin, end < seen[q].end ? end : seen[q].end};
-    mix_columns<1>(weights + q * kPiece, keys, values, head_dim, result.mixed + q * width, width, ahead);
+    mix_strips<1>(weights + q * kPiece, keys, values, head_dim, result.mixed + q * width, width, ahead);
   };
   for (int q = 0; q < N; ++q) alone(q, 0, all.begin);
-  mix_columns<N>(weights, all, values, head_dim, result.mixed, width, ahead);
+  mix_strips<N>(weights, all, values, head_dim, result.mixed, width, ahead);
   for (int q = 0; q < N; ++q) alone(q, all.end, kPiece);
 }
 
