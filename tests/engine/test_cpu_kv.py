@@ -25,6 +25,8 @@ LAYERS, BLOCKS, SIZE, HEADS, WIDTH = 3, 6, 4, 3, 24
 SLOTS = BLOCKS * SIZE
 TOKENS = 16
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+# The one where a program runs at once, the other where it runs behind.
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 
 write = jax.jit(write_kv, donate_argnums=0)
 copy = jax.jit(copy_blocks, donate_argnums=0)
@@ -209,5 +211,5 @@ CHUNK = np.zeros((LAYERS, TOKENS, HEADS, WIDTH), np.float32)
     ],
 )
 def test_wrong_operands_are_errors(kernel: Any, operands: tuple[Any, ...], complaint: str) -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{complaint}"):
+    with pytest.raises(REFUSED, match=f"INVALID_ARGUMENT.*{complaint}"):
         jax.block_until_ready(kernel(*operands))
