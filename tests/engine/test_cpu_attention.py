@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("native")
 
 LAYERS, LAYER = 2, 1
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+# The one where a program runs at once, the other where it runs behind.
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 
 attend = jax.jit(attention, static_argnums=4)
 
@@ -373,7 +375,7 @@ BLOCKS = GOOD.pools.k.shape[1]
     ],
 )
 def test_wrong_operands_are_errors(built: Built, layer: int, complaint: str) -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{complaint}"):
+    with pytest.raises(REFUSED, match=f"INVALID_ARGUMENT.*{complaint}"):
         attend(
             built.q, built.pools, np.int32(layer), built.batch, AttentionSpec(1.0)
         ).block_until_ready()
@@ -392,5 +394,5 @@ def test_rotate_reads_no_angle_that_is_not_there(
     positions: list[int], live: int, complaint: str
 ) -> None:
     x, angles = np.ones((2, 1, 16), np.float32), np.ones((8, 16), np.float32)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{complaint}"):
+    with pytest.raises(REFUSED, match=f"INVALID_ARGUMENT.*{complaint}"):
         jax.block_until_ready(rotate(x, x, angles, np.array(positions, np.int32), live))

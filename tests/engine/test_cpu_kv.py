@@ -25,6 +25,8 @@ LAYERS, BLOCKS, SIZE, HEADS, WIDTH = 3, 6, 4, 3, 24
 SLOTS = BLOCKS * SIZE
 TOKENS = 16
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+# The one where a program runs at once, the other where it runs behind.
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 
 write = jax.jit(write_kv, donate_argnums=0)
 copy = jax.jit(copy_blocks, donate_argnums=0)
@@ -37,6 +39,7 @@ export = jax.jit(
 )
 
 types = st.sampled_from(list(TYPES.values()))
+parts = st.sampled_from([(0, 3), (1, 2), (2, 1)])
 slot_lists = st.one_of(
     st.permutations(range(SLOTS)).map(lambda slots: slots[:TOKENS]),
     # Runs that follow one another, some of them beyond either end of the pool.
@@ -91,7 +94,7 @@ def test_write_is_an_assignment(
 @settings(max_examples=40, deadline=None)
 @given(
     slots=slot_lists, live=st.integers(0, TOKENS), dtype=types,
-    layers=st.sampled_from([(0, 3), (1, 2), (2, 1)]), heads=st.sampled_from([(0, 3), (1, 2), (2, 1)]),
+    layers=parts, heads=parts,
 )  # fmt: skip
 def test_export_and_import_are_indexing(
     slots: list[int], live: int, dtype: Any, layers: tuple[int, int], heads: tuple[int, int]
@@ -208,5 +211,5 @@ CHUNK = np.zeros((LAYERS, TOKENS, HEADS, WIDTH), np.float32)
     ],
 )
 def test_wrong_operands_are_errors(kernel: Any, operands: tuple[Any, ...], complaint: str) -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{complaint}"):
+    with pytest.raises(REFUSED, match=f"INVALID_ARGUMENT.*{complaint}"):
         jax.block_until_ready(kernel(*operands))

@@ -28,13 +28,14 @@ struct Rows {
   const int64_t* offsets;
 };
 
-// A walk over rows that are needed soon, in the order of memory, which is what the processor's
-// own prefetching follows. Loops take a step for each line that they read.
+// A walk over rows that are needed soon, in the order of memory. Loops go on by `pace` lines for
+// each few dimensions or keys of a strip, about as fast as they read.
 struct Ahead {
   const char* base;
   const int64_t* offsets;  // of the `rows` left, in elements
   int64_t rows, row_bytes, element_bytes;
   const char *line, *end;  // within the row under way
+  int64_t pace;
 };
 
 // Values in strips of `AttentionTable::strip` columns: those of key t in strip s lie at

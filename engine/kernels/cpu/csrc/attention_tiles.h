@@ -12,20 +12,26 @@ namespace hexserve {
 namespace HEXSERVE_ISA {
 
 constexpr int kStrip = 2 * kLanes;
+constexpr int64_t kLine = 64;  // bytes
+// Rows for each part of a walk: its lines come one by one, and a burst of them would be waited for.
+constexpr int64_t kTogether = 4;
 // With two vectors of each, and two more of what they are multiplied by, these fill the registers.
 constexpr int kQueries = kLanes == 16 ? 12 : 6;
 static_assert(kStrip <= kWidestStrip && kPiece % kStrip == 0 && kWidest % kLanes == 0);
 
-static inline void step(Ahead& ahead) {
-  if (ahead.line >= ahead.end) {
-    if (ahead.rows == 0) return;
-    --ahead.rows;
-    ahead.line = ahead.base + *ahead.offsets++ * ahead.element_bytes;
-    ahead.end = ahead.line + ahead.row_bytes;
+// Brings `count` more lines into the second level: the first is full of the piece under way.
+static void walk(Ahead& ahead, int64_t count) {
+  while (count > 0) {
+    if (ahead.line >= ahead.end) {
+      if (ahead.rows == 0) return;
+      --ahead.rows;
+      ahead.line = ahead.base + *ahead.offsets++ * ahead.element_bytes;
+      ahead.end = ahead.line + ahead.row_bytes;
+    }
+    const char* line = ahead.line;
+    for (; count > 0 && line < ahead.end; line += kLine, --count) _mm_prefetch(line, _MM_HINT_T1);
+    ahead.line = line;
   }
-  // Into the second level: the first is full of the piece under way.
-  _mm_prefetch(ahead.line, _MM_HINT_T1);
-  ahead.line += 64;
 }
 
 // head_dim is a multiple of 8, so that vectors of 8 are always whole.
@@ -34,14 +40,17 @@ static inline Vec load_columns(const T* p, int64_t n) {
   return kLanes == 8 ? load(p) : load_first(p, n);
 }
 
+// Lines of kTogether vectors.
+constexpr int64_t kRowLines = kTogether * kLanes * sizeof(float) / kLine;
+
 // One vector of keys: packed[d * kStrip + i] = rows[i][d].
 static inline void transpose_rows(const float* const (&rows)[kLanes], int64_t head_dim, float* packed,
                                   Ahead& ahead) {
   for (int64_t d = 0; d < head_dim; d += kLanes) {
     Vec tile[kLanes];
     for (int i = 0; i < kLanes; ++i) {
+      if (i % kTogether == 0) walk(ahead, kRowLines);
       tile[i] = load_columns(rows[i] + d, head_dim - d);
-      if (d % 16 == 0) step(ahead);
     }
     transpose(tile);
     for (int i = 0; i < kLanes && d + i < head_dim; ++i) store(packed + (d + i) * kStrip, tile[i]);
@@ -55,8 +64,8 @@ static inline void transpose_rows(const uint16_t* const (&rows)[kLanes], int64_t
   for (int64_t p = 0; p < pairs; p += kLanes) {
     Vec tile[kLanes];
     for (int i = 0; i < kLanes; ++i) {
+      if (i % kTogether == 0) walk(ahead, kRowLines);
       tile[i] = load_first((const float*)(rows[i] + 2 * p), pairs - p);
-      if (p % 16 == 0) step(ahead);
     }
     transpose(tile);
     for (int i = 0; i < kLanes && p + i < pairs; ++i) {
@@ -94,12 +103,14 @@ static void pack_values(Rows<T> rows, Keys keys, int64_t head_dim, float* packed
 
 // scores[q, key] of one strip of keys.
 template <int N>
-static void score(const float* queries, const float* keys, int64_t head_dim, float* scores) {
+static void score(const float* queries, const float* keys, int64_t head_dim, float* scores, Ahead& ahead) {
   Vec sums[N][2];
 #pragma GCC unroll 12
   for (int q = 0; q < N; ++q) sums[q][0] = sums[q][1] = zero();
   for (int64_t d = 0; d < head_dim; ++d) {
-    const Vec low = load(keys + d * kStrip), high = load(keys + d * kStrip + kLanes);
+    if (d % kTogether == 0) walk(ahead, ahead.pace);
+    const Vec low = in_register(load(keys + d * kStrip));
+    const Vec high = in_register(load(keys + d * kStrip + kLanes));
 #pragma GCC unroll 12
     for (int q = 0; q < N; ++q) {
       const Vec query = broadcast(queries[d * N + q]);
@@ -147,15 +158,18 @@ static void mix(const float* weights, Keys keys, Rows<T> values, int64_t columns
   for (int q = 0; q < N; ++q) {
     for (int c = 0; c < C; ++c) sums[q][c] = load(mixed + q * width + c * kLanes);
   }
-  for (int64_t t = keys.begin; t < keys.end; ++t) {
-    const T* row = values.base + values.offsets[t];
-    Vec value[C];
-    for (int c = 0; c < C; ++c) value[c] = load_columns(row + c * kLanes, columns - c * kLanes);
-    for (int c = 0; c < C * kLanes * int(sizeof(T)); c += 64) step(ahead);
+  for (int64_t t = keys.begin; t < keys.end;) {
+    walk(ahead, ahead.pace);
+    const int64_t end = t + kTogether < keys.end ? t + kTogether : keys.end;
+    for (; t < end; ++t) {
+      const T* row = values.base + values.offsets[t];
+      Vec value[C];
+      for (int c = 0; c < C; ++c) value[c] = load_columns(row + c * kLanes, columns - c * kLanes);
 #pragma GCC unroll 12
-    for (int q = 0; q < N; ++q) {
-      const Vec weight = broadcast(weights[q * kPiece + t]);
-      for (int c = 0; c < C; ++c) sums[q][c] = fma(weight, value[c], sums[q][c]);
+      for (int q = 0; q < N; ++q) {
+        const Vec weight = broadcast(weights[q * kPiece + t]);
+        for (int c = 0; c < C; ++c) sums[q][c] = fma(weight, value[c], sums[q][c]);
+      }
     }
   }
 #pragma GCC unroll 12
@@ -197,7 +211,7 @@ static void attend(const Scoring& scoring, const float* queries, const Keys* see
 
   alignas(64) float weights[N * kPiece];
   for (int64_t t = any.begin / kStrip * kStrip; t < any.end; t += kStrip) {
-    score<N>(queries, packed_keys + t * head_dim, head_dim, weights + t);
+    score<N>(queries, packed_keys + t * head_dim, head_dim, weights + t, ahead);
   }
   for (int q = 0; q < N; ++q) {
     if (seen[q].begin >= seen[q].end) continue;

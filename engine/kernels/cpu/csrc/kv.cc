@@ -125,9 +125,11 @@ ffi::Future write_kv(ffi::ThreadPool pool, Operand k_pool, Operand v_pool, Opera
       if (from_f32 == to_f32) {
         copy_into_pool(to, from, count * row);
       } else if (from_f32) {
-        convert.narrow(reinterpret_cast<const float*>(from), reinterpret_cast<uint16_t*>(to), count * elements);
+        convert.narrow(reinterpret_cast<const float*>(from), reinterpret_cast<uint16_t*>(to),
+                       count * elements);
       } else {
-        convert.widen(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<float*>(to), count * elements);
+        convert.widen(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<float*>(to),
+                      count * elements);
       }
     };
     each_run(slot_of, begin, std::min(tokens, begin + chunk), shape.slots, put, [](int64_t) {});

@@ -31,7 +31,8 @@ ffi::Future rotate_all(ffi::ThreadPool& pool, const Operand& q, const Operand& k
   const float* table = data<const float>(angles);
   const int32_t* position = data<const int32_t>(positions);
   const Rotate<T> rotate = rotation<T>();
-  const int64_t tokens_per_task = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, q_width + k_width));
+  const int64_t elements = std::max<int64_t>(1, q_width + k_width);
+  const int64_t tokens_per_task = std::max<int64_t>(1, kElementsPerTask / elements);
   const int64_t tasks = (live + tokens_per_task - 1) / tokens_per_task;
   return parallel_for(pool, threads_of(pool), tasks, [=](int64_t task) {
     const int64_t end = std::min(live, (task + 1) * tokens_per_task);
@@ -43,8 +44,8 @@ ffi::Future rotate_all(ffi::ThreadPool& pool, const Operand& q, const Operand& k
   });
 }
 
-ffi::Future rotate(ffi::ThreadPool pool, Operand q, Operand k, Operand angles, Operand positions, Operand live,
-                   Result q_out, Result k_out) {
+ffi::Future rotate(ffi::ThreadPool pool, Operand q, Operand k, Operand angles, Operand positions,
+                   Operand live, Result q_out, Result k_out) {
   if (!is_float(q, 3) || !are_alike(q, *q_out)) {
     return failed("rotate: q [T, heads, head_dim] must be float32 or bfloat16, and its result like it");
   }

@@ -89,6 +89,12 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
   for (int64_t i = 0; i < kLanes && i < n; ++i) p[i] = whole[i];
 }
 
+// x, loaded once: compilers would rather load it again for each use.
+static inline Vec in_register(Vec x) {
+  asm("" : "+x"(x));
+  return x;
+}
+
 // Rows become columns: lane j of rows[i] moves to lane i of rows[j].
 static inline void transpose(Vec (&rows)[kLanes]) {
   Vec pairs[kLanes], quads[kLanes];

@@ -85,6 +85,12 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
   _mm256_mask_storeu_epi16(p, first(n), narrow(x));
 }
 
+// x, loaded once: compilers would rather load it again for each use.
+static inline Vec in_register(Vec x) {
+  asm("" : "+v"(x));
+  return x;
+}
+
 // Rows become columns: lane j of rows[i] moves to lane i of rows[j].
 static inline void transpose(Vec (&rows)[kLanes]) {
   Vec pairs[kLanes], quads[kLanes];

@@ -1,0 +1,281 @@
+// One call of attention: runs the tasks of its plan.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention_plan.h"
+#include "attention_table.h"
+#include "scratch.h"
+
+namespace hexserve {
+
+// The sizes of a call, and where its batch lies.
+struct Shape {
+  int64_t heads, kv_heads, group, head_dim, width;
+  int64_t block_size, table_blocks;
+  const int32_t* tables;
+};
+
+inline float widened(float x) { return x; }
+inline float widened(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+inline const PieceTable<float>& piece_table(const AttentionTable& table, float) { return table.f32; }
+inline const PieceTable<uint16_t>& piece_table(const AttentionTable& table, uint16_t) { return table.bf16; }
+inline Finish<float> finish_of(const AttentionTable& table, float) { return table.finish_f32; }
+inline Finish<uint16_t> finish_of(const AttentionTable& table, uint16_t) { return table.finish_bf16; }
+
+// One call: queries of type Q over pools of type T.
+template <typename Q, typename T>
+class Attention {
+ public:
+  Attention(const AttentionTable& table, const Shape& shape, const Scoring& scoring,
+            const Visibility& visibility, const Q* q, const T* k, const T* v, Q* out, AttentionPlan plan,
+            int64_t threads)
+      : threads_(threads), table_(table), pieces_(piece_table(table, T{})), shape_(shape), scoring_(scoring),
+        visibility_(visibility), q_(q), k_(k), v_(v), out_(out), plan_(std::move(plan)),
+        part_queries_(kNarrowTokens * shape.heads), left_(plan_.splits.size()) {
+    for (size_t i = 0; i < left_.size(); ++i) left_[i].store(plan_.splits[i].tasks);
+    parts_.reset(new float[plan_.parts * part_size()]);
+  }
+
+  int64_t tasks() const { return int64_t(plan_.tasks.size()); }
+
+  void run(int64_t index) {
+    const AttentionTask& task = plan_.tasks[index];
+    thread_local Scratch scratch;
+    Workspace space(scratch, *this, task);
+    pack_queries(task, space);
+    if (task.split < 0) clear(space.state, space.queries);
+    const int64_t end = task.piece + task.pieces;
+    for (int64_t piece = task.piece; piece < end; ++piece) {
+      attend_piece(task, piece, piece + 1 < end ? Next{&task, piece + 1} : next_task(index), space);
+    }
+    if (task.split >= 0) {
+      // The release of each part, and the acquire of them all by the last.
+      if (left_[task.split].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+      const AttentionSplit& split = plan_.splits[task.split];
+      clear(space.state, space.queries);
+      for (int64_t i = 0; i < split.pieces; ++i) {
+        table_.merge(space.state, part(split.first_part + i), space.queries, shape_.head_dim);
+      }
+    }
+    write(task, space.state);
+  }
+
+ private:
+  // The piece that is brought near while another is under way.
+  struct Next {
+    const AttentionTask* task;  // nullptr for none
+    int64_t piece;
+  };
+
+  // Threads take tasks in turn: the first piece of the one that this thread is likely to take.
+  Next next_task(int64_t index) const {
+    if (index + threads_ >= tasks()) return {nullptr, 0};
+    const AttentionTask& task = plan_.tasks[index + threads_];
+    return {&task, task.piece};
+  }
+
+  // A task's scratch. Its queries are ordered by kv head, token and head of the group.
+  struct Workspace {
+    Workspace(Scratch& scratch, const Attention& call, const AttentionTask& task)
+        : per_head(task.tokens * call.shape_.group), queries(per_head * task.heads) {
+      const int64_t head_dim = call.shape_.head_dim, width = call.shape_.width;
+      const int64_t columns = (head_dim + kWidestStrip - 1) / kWidestStrip * kWidestStrip;
+      scratch.reset(Scratch::bytes_of<float>(queries * head_dim) + bytes_of_mixed(queries, width) +
+                    bytes_of_mixed(call.table_.queries, width) +
+                    Scratch::bytes_of<float>(kPiece * head_dim) +
+                    Scratch::bytes_of<float>(kPiece * columns) + Scratch::bytes_of<Keys>(per_head) +
+                    3 * Scratch::bytes_of<int64_t>(kPiece));
+      packed_queries = scratch.take<float>(queries * head_dim);
+      state = take_mixed(scratch, queries, width);
+      from_piece = take_mixed(scratch, call.table_.queries, width);
+      packed_keys = scratch.take<float>(kPiece * head_dim);
+      packed_values = scratch.take<float>(kPiece * columns);
+      seen = scratch.take<Keys>(per_head);
+      offsets = scratch.take<int64_t>(kPiece);
+      next_offsets = scratch.take<int64_t>(kPiece);
+      packed_offsets = scratch.take<int64_t>(kPiece);
+      for (int64_t t = 0; t < kPiece; ++t) packed_offsets[t] = t * call.table_.strip;
+    }
+
+    static int64_t bytes_of_mixed(int64_t queries, int64_t width) {
+      return 2 * Scratch::bytes_of<float>(queries) + Scratch::bytes_of<float>(queries * width);
+    }
+    static Mixed take_mixed(Scratch& scratch, int64_t queries, int64_t width) {
+      float* top = scratch.take<float>(queries);
+      float* sum = scratch.take<float>(queries);
+      return {top, sum, scratch.take<float>(queries * width)};
+    }
+
+    const int64_t per_head, queries;
+    float* packed_queries;  // [kv head][call of `attend`][head_dim, its queries]
+    Mixed state, from_piece;
+    float *packed_keys, *packed_values;
+    Keys* seen;  // of the piece under way, by each query of a head
+    Keys keys;   // of the piece in `offsets`, or in `next_offsets`
+    int64_t *offsets, *next_offsets, *packed_offsets;
+  };
+
+  int64_t part_size() const { return part_queries_ * (2 + shape_.width); }
+
+  Mixed part(int64_t index) const {
+    float* place = parts_.get() + index * part_size();
+    return {place, place + part_queries_, place + 2 * part_queries_};
+  }
+
+  Mixed from(Mixed mixed, int64_t query) const {
+    return {mixed.top + query, mixed.sum + query, mixed.mixed + query * shape_.width};
+  }
+
+  void clear(Mixed state, int64_t queries) const {
+    std::fill_n(state.top, queries, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.sum, queries, 0.0f);
+    std::fill_n(state.mixed, queries * shape_.width, 0.0f);
+  }
+
+  // Calls f(first, count) for the queries of each call of `attend`, which are about as many.
+  template <typename F>
+  void each_call(int64_t queries, F f) const {
+    const int64_t calls = (queries + table_.queries - 1) / table_.queries;
+    for (int64_t i = 0; i < calls; ++i) {
+      const int64_t first = queries * i / calls;
+      f(first, queries * (i + 1) / calls - first);
+    }
+  }
+
+  // Where the head dimensions of a query of the task begin in q and out.
+  int64_t place_of(const AttentionTask& task, int64_t head, int64_t query) const {
+    const int64_t token = task.token + query / shape_.group;
+    const int64_t first = token * shape_.heads + (task.head + head) * shape_.group;
+    return (first + query % shape_.group) * shape_.head_dim;
+  }
+
+  void pack_queries(const AttentionTask& task, const Workspace& space) const {
+    for (int64_t head = 0; head < task.heads; ++head) {
+      each_call(space.per_head, [&](int64_t first, int64_t count) {
+        float* packed = space.packed_queries + (head * space.per_head + first) * shape_.head_dim;
+        for (int64_t i = 0; i < count; ++i) {
+          const Q* query = q_ + place_of(task, head, first + i);
+          for (int64_t d = 0; d < shape_.head_dim; ++d) packed[d * count + i] = widened(query[d]);
+        }
+      });
+    }
+  }
+
+  void attend_piece(const AttentionTask& task, int64_t piece, Next next, Workspace& space) const {
+    for (int64_t token = 0; token < task.tokens; ++token) {
+      const Keys seen = visibility_.seen(task.position + token, piece);
+      std::fill_n(space.seen + token * shape_.group, shape_.group, seen);
+    }
+    if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
+    const Keys keys = space.keys;
+    Ahead next_keys = {}, next_values = {};
+    if (next.task != nullptr) {
+      space.keys = find_rows(*next.task, next.piece, space.next_offsets);
+      next_keys = ahead_of(*next.task, k_, space);
+      next_values = ahead_of(*next.task, v_, space);
+    }
+
+    // Where the values of a head serve more than one call, they are widened and laid out once.
+    const bool pack_values = space.per_head > table_.queries;
+    for (int64_t head = 0; head < task.heads; ++head) {
+      const int64_t column = (task.head + head) * shape_.head_dim;
+      const Rows<T> k = {k_ + column, space.offsets}, v = {v_ + column, space.offsets};
+      pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys, next_keys);
+      if (pack_values) pieces_.pack_values(v, keys, shape_.head_dim, space.packed_values);
+      each_call(space.per_head, [&](int64_t first, int64_t count) {
+        const int64_t query = head * space.per_head + first;
+        const float* queries = space.packed_queries + query * shape_.head_dim;
+        const Mixed result =
+            task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
+        if (pack_values) {
+          const Rows<float> rows = {space.packed_values, space.packed_offsets};
+          const Values<float> values = {rows, kPiece * table_.strip};
+          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result,
+                            next_values);
+        } else {
+          pieces_.attend(scoring_, queries, count, space.seen + first, space.packed_keys,
+                         {v, table_.strip}, result, next_values);
+        }
+        if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);
+      });
+    }
+    std::swap(space.offsets, space.next_offsets);
+  }
+
+  // What the queries of the task see of a piece, and the offsets of its rows.
+  Keys find_rows(const AttentionTask& task, int64_t piece, int64_t* offsets) const {
+    const int32_t* blocks = shape_.tables + task.row * shape_.table_blocks;
+    const int64_t size = shape_.kv_heads * shape_.head_dim, start = piece * kPiece;
+    const int64_t begin = std::max(start, visibility_.first_seen(task.position));
+    const int64_t end = std::min(start + kPiece, task.position + task.tokens);
+    for (int64_t position = begin; position < end;) {
+      const int64_t block = position / shape_.block_size, first = block * shape_.block_size;
+      const int64_t shift = blocks[block] * shape_.block_size - first;
+      for (; position < std::min(end, first + shape_.block_size); ++position) {
+        offsets[position - start] = (position + shift) * size;
+      }
+    }
+    return {begin - start, end - start};
+  }
+
+  // A walk over the task's heads of the rows in space.next_offsets. Half of it, for values, is made
+  // while scoring: hence the pace of half a strip.
+  Ahead ahead_of(const AttentionTask& task, const T* pool, const Workspace& space) const {
+    constexpr int64_t kSize = sizeof(T);
+    Ahead ahead = {};
+    ahead.base = reinterpret_cast<const char*>(pool + task.head * shape_.head_dim);
+    ahead.offsets = space.next_offsets + space.keys.begin;
+    ahead.rows = space.keys.end - space.keys.begin;
+    ahead.row_bytes = task.heads * shape_.head_dim * kSize;
+    ahead.element_bytes = kSize;
+    ahead.pace = table_.strip * kSize / 32;
+    return ahead;
+  }
+
+  int64_t part_of(const AttentionTask& task, int64_t piece) const {
+    return plan_.splits[task.split].first_part + piece - visibility_.first_seen(task.position) / kPiece;
+  }
+
+  void write(const AttentionTask& task, Mixed state) const {
+    const auto finish = finish_of(table_, Q{});
+    const int64_t per_head = task.tokens * shape_.group;
+    for (int64_t head = 0; head < task.heads; ++head) {
+      for (int64_t i = 0; i < per_head; ++i) {
+        const int64_t query = head * per_head + i;
+        finish(state.mixed + query * shape_.width, state.sum[query], out_ + place_of(task, head, i),
+               shape_.head_dim);
+      }
+    }
+  }
+
+  const int64_t threads_;
+  const AttentionTable& table_;
+  const PieceTable<T>& pieces_;
+  const Shape shape_;
+  const Scoring scoring_;
+  const Visibility visibility_;
+  const Q* q_;
+  const T* k_;
+  const T* v_;
+  Q* out_;
+  const AttentionPlan plan_;
+  const int64_t part_queries_;
+  std::vector<std::atomic<int64_t>> left_;  // tasks of each split
+  std::unique_ptr<float[]> parts_;
+};
+
+}  // namespace hexserve
