@@ -24,6 +24,7 @@ from benchmarks.kernel_floors import (
     copying,
     library_matmul,
     reading,
+    settled,
     timed,
     timed_in_place,
 )
@@ -117,7 +118,7 @@ def _linear(
     def run_with(kernels: Kernels) -> Run:
         packed = kernels.pack_linear(weight, 1)
         stacked = jax.device_put(np.broadcast_to(packed, (layers, *packed.shape)))
-        linear = Linear(stacked, None, out)
+        linear = Linear(settled(kernels, stacked), None, out)
 
         def program(x: Any, linear: Linear) -> Any:
             def layer(index: Any, _: Any) -> Any:
@@ -168,7 +169,7 @@ def _attention_run(
     storage = kernels.pool_dtype(DTYPES[dtype])
     values = np.random.default_rng(1).standard_normal(shape[1:], np.float32)
     pool = np.broadcast_to(values.astype(DTYPES[dtype]).view(storage), shape)
-    pools = KVPools(jax.device_put(pool), jax.device_put(pool))
+    pools = KVPools(*(settled(kernels, jnp.array(pool)) for _ in "kv"))
     q = np.random.default_rng(2).standard_normal((len(batch.tokens), heads, width), np.float32)
     spec = AttentionSpec(width**-0.5)
 
@@ -249,6 +250,7 @@ def _kv_chunks(dtype: str, threads: int, move: Move, name: str) -> Case:
     def run_with(kernels: Kernels) -> Run:
         storage = kernels.pool_dtype(kind)
         pool = jnp.zeros((LAYERS, blocks, BLOCK_SIZE, KV_HEADS, WIDTH), storage)
+        settled(kernels, pool)
 
         def program(pool: Any, rows: Any) -> Any:
             def once(place: Any, carry: Any) -> Any:
@@ -281,7 +283,8 @@ def _kv_write(dtype: str, threads: int, name: str) -> Case:
 
     def run_with(kernels: Kernels) -> Run:
         shape = (layers, blocks, BLOCK_SIZE, KV_HEADS, WIDTH)
-        pools = KVPools(*(jnp.zeros(shape, kernels.pool_dtype(kind)) for _ in "kv"))
+        zeros = (jnp.zeros(shape, kernels.pool_dtype(kind)) for _ in "kv")
+        pools = KVPools(*(settled(kernels, pool) for pool in zeros))
 
         def program(pools: KVPools, values: Any) -> Any:
             def layer(index: Any, pools: KVPools) -> KVPools:

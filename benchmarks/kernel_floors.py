@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu.native import target
+from engine.kernels.interface import Kernels
 
 MIB = 2**20
 READ_BYTES = 256 * MIB
@@ -25,7 +27,7 @@ Run = Callable[[], Seconds]
 
 def reading(amount: float) -> Run:
     """The time in which memory gives `amount` bytes, from one read of READ_BYTES."""
-    words = jnp.ones(READ_BYTES // 4, jnp.float32)
+    words = settled(CpuKernels(), jnp.ones(READ_BYTES // 4, jnp.float32))
     digest = jax.ShapeDtypeStruct((64,), jnp.uint32)
     run = timed(jax.ffi.ffi_call(target("read_all"), digest), words)
     return lambda: run() * amount / READ_BYTES
@@ -54,6 +56,12 @@ def copying(amount: float, threads: int, into: bool) -> Run:
         return (time.perf_counter() - began) * amount / (places * chunk)
 
     return run
+
+
+def settled(kernels: Kernels, array: jax.Array) -> jax.Array:
+    """`array`, after what an engine does for its weights and pools."""
+    kernels.settle(jax.block_until_ready(array))
+    return array
 
 
 def timed(program: Callable[..., Any], *arguments: Any) -> Run:

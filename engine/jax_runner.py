@@ -87,7 +87,9 @@ class JaxRunner:
             traits.layers, pool.num_blocks, pool.block_size, placement.pool_heads, traits.head_dim
         )  # fmt: skip
         zeros = partial(jnp.zeros, shape, self._storage, device=sharding_of(POOL_AXES, mesh))
-        self._pools = KVPools(zeros(), zeros())
+        self._pools = jax.block_until_ready(KVPools(zeros(), zeros()))
+        for each in self._pools:
+            placement.kernels.settle(each)
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
         self._compiles = CompileCounter()

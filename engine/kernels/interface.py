@@ -82,6 +82,9 @@ class Kernels(Protocol):
     def pool_dtype(self, dtype: Any) -> np.dtype:
         """The dtype that a pool of `dtype` is stored in (of the same width)."""
 
+    def settle(self, array: Any) -> None:
+        """Called once for each weight and pool, when it is where it will stay."""
+
     def pack_linear(self, weight: np.ndarray, shards: int) -> np.ndarray:
         """A matrix [out, in], as checkpoints have it, in the layout that `linear` wants.
 

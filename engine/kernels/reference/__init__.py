@@ -25,6 +25,9 @@ class ReferenceKernels:
     def pool_dtype(self, dtype: Any) -> np.dtype:
         return kv.storage_dtype(dtype, self._platform)
 
+    def settle(self, array: Any) -> None:
+        """Nothing to do."""
+
     pack_linear = staticmethod(matmul.pack_linear)
     packed_axes = staticmethod(matmul.packed_axes)
     pack_head = staticmethod(matmul.pack_head)

@@ -44,6 +44,17 @@ void copy_into_pool(char* to, const char* from, int64_t bytes) {
   _mm_sfence();
 }
 
+// A block of a pool is seldom in a cache when it is read, and the next one lies somewhere else:
+// what follows is fetched while this is copied. Fetching touches nothing, so it may go too far.
+void copy_from_pool(char* to, const char* from, int64_t bytes, const char* next) {
+  constexpr int64_t kLine = 64, kStep = 8 * kLine, kAhead = 16 * kStep;
+  for (int64_t done = 0; done < bytes; done += kStep) {
+    const char* ahead = done + kAhead < bytes ? from + done + kAhead : next + (done + kAhead - bytes);
+    for (int64_t line = 0; line < kStep; line += kLine) _mm_prefetch(ahead + line, _MM_HINT_T1);
+    std::memcpy(to + done, from + done, std::min(kStep, bytes - done));
+  }
+}
+
 // Where the rows of a pool lie; sizes in bytes.
 struct PoolShape {
   explicit PoolShape(const Operand& pool)
@@ -171,25 +182,32 @@ std::string select(const Operand& pool, const Operand& slots, const Operand& liv
   return "";
 }
 
-// Calls copy(in pool, in values, bytes) for every stretch of memory that is whole on both sides,
-// and dropped(in values, bytes) for what has no slot.
+// Calls copy(in pool, in values, bytes, next in pool) for every stretch of memory that is whole on
+// both sides, and dropped(in values, bytes) for what has no slot. What this thread copies next is
+// a guess where it depends on the other threads.
 template <typename Copy, typename Dropped>
 ffi::Future each_stretch(ffi::ThreadPool& pool, const PoolShape& shape, const Selection& s, Copy copy,
                          Dropped dropped) {
   const int64_t row = s.heads * shape.head;
   const int64_t chunk = rows_per_task(row), chunks = (s.live + chunk - 1) / chunk;
-  return parallel_for(pool, threads_of(pool), s.layers * chunks, [=](int64_t task) {
+  const int64_t threads = threads_of(pool);
+  return parallel_for(pool, threads, s.layers * chunks, [=](int64_t task) {
     const int64_t layer = task / chunks, begin = task % chunks * chunk;
+    const int64_t end = std::min(s.live, begin + chunk);
     const int64_t in_pool = (s.first_layer + layer) * shape.layer + s.first_head * shape.head;
     const int64_t in_values = layer * s.rows * row;
     const auto run = [&](int64_t slot, int64_t index, int64_t count) {
       // All heads of tokens that follow one another are one stretch.
       const int64_t stretch = s.heads == shape.heads ? count : 1;
+      const int64_t next_run = index + count < end ? in_pool + s.slots[index + count] * shape.row
+                                                   : in_pool + threads * shape.layer + s.slots[begin] * shape.row;
       for (int64_t i = 0; i < count; i += stretch) {
-        copy(in_pool + (slot + i) * shape.row, in_values + (index + i) * row, stretch * row);
+        const int64_t here = in_pool + (slot + i) * shape.row;
+        const int64_t next = i + stretch < count ? here + shape.row : next_run;
+        copy(here, in_values + (index + i) * row, stretch * row, next);
       }
     };
-    each_run(s.slots, begin, std::min(s.live, begin + chunk), shape.slots, run,
+    each_run(s.slots, begin, end, shape.slots, run,
              [&](int64_t index) { dropped(in_values + index * row, row); });
   });
 }
@@ -203,8 +221,8 @@ ffi::Future export_kv(ffi::ThreadPool threads, Operand pool, Operand slots, Oper
   char* target = data<char>(*values);
   return each_stretch(
       threads, PoolShape(pool), selection,
-      [=](int64_t in_pool, int64_t in_values, int64_t bytes) {
-        std::memcpy(target + in_values, source + in_pool, bytes);
+      [=](int64_t in_pool, int64_t in_values, int64_t bytes, int64_t next) {
+        copy_from_pool(target + in_values, source + in_pool, bytes, source + next);
       },
       [=](int64_t in_values, int64_t bytes) { std::memset(target + in_values, 0, bytes); });
 }
@@ -219,7 +237,7 @@ ffi::Future import_kv(ffi::ThreadPool threads, Operand pool, Operand slots, Oper
   char* target = data<char>(*out);
   return each_stretch(
       threads, PoolShape(pool), selection,
-      [=](int64_t in_pool, int64_t in_values, int64_t bytes) {
+      [=](int64_t in_pool, int64_t in_values, int64_t bytes, int64_t) {
         copy_into_pool(target + in_pool, source + in_values, bytes);
       },
       [](int64_t, int64_t) {});

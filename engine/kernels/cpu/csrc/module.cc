@@ -1,6 +1,9 @@
 // The Python module: the handlers as capsules for jax.ffi, and the few switches.
 
 #include <Python.h>
+#include <sys/mman.h>
+
+#include <cstdint>
 
 #include "ffi.h"
 #include "kernel_table.h"
@@ -25,6 +28,8 @@ HEXSERVE_HANDLERS(HEXSERVE_DECLARE)
 #undef HEXSERVE_DECLARE
 
 namespace {
+
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
 
 PyObject* handlers(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
@@ -75,11 +80,28 @@ PyObject* limit_threads(PyObject*, PyObject* count) {
   Py_RETURN_NONE;
 }
 
+// Backs a buffer with huge pages, where the system has them to give: a kernel that walks over
+// all of a model's weights would else miss the TLB on every page.
+PyObject* use_huge_pages(PyObject*, PyObject* arguments) {
+  unsigned long long address = 0, size = 0;
+  if (!PyArg_ParseTuple(arguments, "KK", &address, &size)) return nullptr;
+  constexpr uint64_t kHuge = uint64_t(1) << 21;
+  const uint64_t begin = (address + kHuge - 1) / kHuge * kHuge, end = (address + size) / kHuge * kHuge;
+  if (begin < end) {
+    // A refusal changes nothing but the speed. Collapsing (Linux 6.1) moves what is there already.
+    void* pages = reinterpret_cast<void*>(begin);
+    madvise(pages, end - begin, MADV_HUGEPAGE);
+    madvise(pages, end - begin, kCollapse);
+  }
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"handlers", handlers, METH_NOARGS, "Name -> capsule of every handler, for jax.ffi."},
     {"instruction_sets", instruction_sets, METH_NOARGS, "Those this processor runs, best first."},
     {"use_instruction_set", use_instruction_set, METH_O, "Run the named inner loops from now on."},
     {"limit_threads", limit_threads, METH_O, "Most threads of one kernel; 0 is no limit."},
+    {"use_huge_pages", use_huge_pages, METH_VARARGS, "(address, bytes) of a buffer to stay."},
     {nullptr, nullptr, 0, nullptr},
 };
 
