@@ -332,9 +332,9 @@ def test_rotate_needs_no_copy() -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "complaint"),
     [
-        (4, 2, 8, "head_dim is 8: .* from 16 to 256"),
-        (4, 2, 264, "head_dim is 264"),
-        (4, 2, 20, "head_dim is 20: .* multiples of 8"),
+        (4, 2, 8, "head_dim=8: .* from 16 to 256"),
+        (4, 2, 264, "head_dim=264"),
+        (4, 2, 20, "head_dim=20: .* multiples of 8"),
         (5, 2, 64, "5 heads share 2 KV heads"),
     ],
 )

@@ -23,7 +23,7 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
     """
     if head_dim % _HEAD_DIM_STEP or not _LEAST_HEAD_DIM <= head_dim <= _MOST_HEAD_DIM:
         raise UnsupportedShape(
-            f"head_dim is {head_dim}: the CPU kernels take multiples of {_HEAD_DIM_STEP} from "
+            f"head_dim={head_dim}: the CPU kernels take multiples of {_HEAD_DIM_STEP} from "
             f"{_LEAST_HEAD_DIM} to {_MOST_HEAD_DIM}"
         )
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
