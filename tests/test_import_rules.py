@@ -39,7 +39,7 @@ PLAIN_ENGINE = {"engine.types", "engine.events", "engine.blocks", "engine.prefix
 ACCELERATED = {"jax", "jaxlib", "torch", "ray", "libtpu"}
 JAX_FREE_ROOMS = COMMON | {"router", "protos", "kvtransfer", "benchmarks"}
 MEASURES_KERNELS = {f"benchmarks.{name}" for name in ("kernels", "kernel_cases", "kernel_floors")}
-"""Run the engine's kernels in their own process; other benchmarks stay outside of what they load."""
+"""Run the engine's kernels in their own process; other benchmarks load no jax."""
 JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (

@@ -139,7 +139,9 @@ def check(native: ModuleType, case: Case) -> None:
 
 specs = st.builds(
     AttentionSpec,
-    scale=st.sampled_from([0.125, 0.3]),
+    # Up to twice head_dim**-0.5 for the widest heads: float32 scores of 20 and more would cost
+    # the last of the digits that are compared, whoever adds them up.
+    scale=st.sampled_from([0.0625, 0.125]),
     soft_cap=st.sampled_from([None, None, 2.0, 30.0]),
     window=st.one_of(st.none(), st.integers(1, 300)),
     chunk=st.one_of(st.none(), st.integers(1, 300)),
