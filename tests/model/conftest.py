@@ -13,7 +13,13 @@ import pytest
 from tests.deploy.launch import HEXSERVE, Launched
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2.json"
-PLACEMENTS = {"colocated": (), **{t: (f"--disagg_topo={t}",) for t in ("1,1", "2,1", "1,2", "3,1")}}
+PLACEMENTS = {
+    "colocated": (),
+    **{topology: (f"--disagg_topo={topology}",) for topology in ("1,1", "2,1", "1,2", "3,1")},
+    # Nine heads and three KV heads: both sizes fill up with empty ones.
+    "1,1 on 2 devices each": ("--disagg_topo=1,1", "--tensor_parallel_size=2"),
+    "colocated on 4 devices": ("--tensor_parallel_size=4",),
+}
 # Fewer programs than by default: a start without a compile cache takes less of the test's time.
 FLAGS = (
     "--max_model_len=2048",

@@ -49,7 +49,7 @@ async def run(url: str, cases: Sequence[dict[str, Any]], at_once: int) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("server", ["colocated", "1,1"], indirect=True)
+@pytest.mark.parametrize("server", ["colocated", "1,1 on 2 devices each"], indirect=True)
 class TestFew:
     async def test_golden_alone_and_together(self, server: Server, golden: dict[str, Any]) -> None:
         cases = [golden["cases"][i] for i in FEW]
