@@ -33,6 +33,9 @@ log = logging.getLogger("hexserve.engine")
 CHUNK_BYTES = 3 * 2**20
 """KV moves between workers in chunks of about this size: small beside a decode step."""
 FAKE_BLOCKS = 4096
+PREFILL_CHUNK_TOKENS = 512
+"""A prefill worker computes a prompt in chunks of so many tokens, and the KV of one travels while
+the next is computed. Larger ones compute hardly faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,12 @@ def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
 
 def _limits(roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, queue: int) -> Limits:
     decode = sizes.max_decode_seqs if Role.DECODE in roles else 0
+    # Where sequences decode as well, a prompt is computed whole.
+    prompt = max_model_len if decode else min(max_model_len, PREFILL_CHUNK_TOKENS)
     return Limits(
         max_seqs=decode or sizes.max_prefill_seqs,
         max_prefill_seqs=sizes.max_prefill_seqs,
-        max_batch_tokens=max_model_len + decode,
+        max_batch_tokens=max(prompt, sizes.max_prefill_seqs + 1) + decode,
         max_waiting=queue,
         max_model_len=max_model_len,
         vocab_size=vocab,

@@ -14,7 +14,7 @@ class Limits:
     Attributes:
         max_seqs: sequences that compute or import at once; the number of device slots.
         max_prefill_seqs: prompts that join one step.
-        max_batch_tokens: tokens of one step.
+        max_batch_tokens: tokens of one step; a prompt that is longer is computed in chunks.
         max_waiting: sequences in the queue; one more is rejected.
         max_model_len: prompt and output tokens of one sequence.
     """

@@ -60,12 +60,12 @@ class Scheduler:
         """A scheduler without sequences.
 
         Raises:
-            ValueError: a prompt could be longer than a step, and would never be computed.
+            ValueError: decoding sequences could fill every step, and no prompt be computed.
         """
-        if limits.max_batch_tokens < limits.max_model_len - 1:
+        if limits.max_batch_tokens <= limits.max_seqs:
             raise ValueError(
-                f"max_batch_tokens={limits.max_batch_tokens} is less than a prompt may have "
-                f"(max_model_len={limits.max_model_len})"
+                f"max_batch_tokens={limits.max_batch_tokens} leaves no room for prompts beside "
+                f"max_seqs={limits.max_seqs} sequences"
             )
         self.limits = limits
         self.pool = pool
@@ -331,11 +331,11 @@ class Scheduler:
     def _prefill_rows(self, budget: int) -> list[BatchRow]:
         rows: list[BatchRow] = []
         for sequence in self._prefilling:
-            count = len(sequence.tokens) - sequence.computed
-            if len(rows) == self.limits.max_prefill_seqs or count > budget:
+            if len(rows) == self.limits.max_prefill_seqs or budget == 0:
                 break
+            count = min(len(sequence.tokens) - sequence.computed, budget)
             budget -= count
-            rows.append(self._row(sequence, len(sequence.tokens)))
+            rows.append(self._row(sequence, sequence.computed + count))
         return rows
 
     def _row(self, sequence: Sequence, stop: int) -> BatchRow:

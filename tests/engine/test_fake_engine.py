@@ -12,6 +12,7 @@ from engine.events import (
     Abort,
     Add,
     BeginDecode,
+    Computed,
     Event,
     KVRead,
     KVWritten,
@@ -189,9 +190,25 @@ def test_a_first_token_that_leaves_nothing_to_decode_fails() -> None:
         assert engine.load().free_blocks == 16
 
 
-def test_a_step_that_cannot_hold_a_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_batch_tokens=38 .*max_model_len=40"):
-        make_engine(max_batch_tokens=38)
+def test_a_long_prompt_is_computed_in_chunks_whose_kv_can_be_read_at_once() -> None:
+    engine = make_engine(max_batch_tokens=10)
+    prompt = tuple(range(1, 26))
+    engine.submit(Add(request("a", prompt, Role.PREFILL, b"t")))
+    for computed in (10, 20):
+        events = engine.step().events
+        assert [e.tokens for e in events if isinstance(e, Computed)] == [computed]
+        assert not [e for e in events if isinstance(e, TokenDelta)]
+        engine.submit(ReadKV(computed, b"t", computed - 10, computed))
+        (read,) = [e for e in engine.step().events if isinstance(e, KVRead)]
+        assert read.arrays is not None
+        assert read.arrays[0].ravel().tolist() == list(prompt[computed - 10 : computed])
+    events = engine.step().events
+    assert [e.first.tokens for e in events if isinstance(e, Prefilled)] == [expected(prompt, 1)]
+
+
+def test_a_step_that_has_no_room_for_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_batch_tokens=4 .*max_seqs=4"):
+        make_engine(max_batch_tokens=4)
 
 
 def test_commands_from_many_threads_reach_a_waiting_engine() -> None:

@@ -48,7 +48,7 @@ SHAPES = program_shapes(
     ),
     Paddings(prefill_len=16, prefill_seqs=1, decode_seqs=1, decode_blocks=4),
 )
-MOST_STEPS_TO_ANSWER = 20
+MOST_STEPS_TO_ANSWER = 60
 
 tokens = st.integers(0, VOCAB - 1)
 pick = st.integers(0, 10_000)  # an index into whatever there is by then
@@ -77,9 +77,12 @@ class Read:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    max_batch_tokens = LIMITS["max_batch_tokens"]
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine = make_engine(BLOCKS, BLOCK_SIZE, max_waiting=5)
+        limits = {"max_waiting": 5, "max_batch_tokens": self.max_batch_tokens}
+        self.engine = make_engine(BLOCKS, BLOCK_SIZE, **limits)
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
         self.reads: dict[int, Read] = {}
@@ -339,5 +342,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.engine._scheduler.has_work
 
 
+class ChunkingMachine(EngineMachine):
+    """Steps that are shorter than most prompts."""
+
+    max_batch_tokens = LIMITS["max_seqs"] + 3
+
+
 TestEngineMachine = EngineMachine.TestCase
+TestChunkingMachine = ChunkingMachine.TestCase
+TestChunkingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
