@@ -1,0 +1,200 @@
+"""KV transfers between two processes, each transport beside its own limit.
+
+    python -m benchmarks.kvtransfer [--sizes 1,16,64,256] [--rounds 5] [--json FILE] [--check]
+
+A round fetches the KV once by each transport, copies every chunk to where it shall stay, and
+measures the limits beside it: for shm one copy of everything into a buffer and one out of it, one
+after the other, in one process; for gRPC a bare byte stream of the same size over the same kind of
+socket; and a raw socket. A share is the median of the rounds' ratios: 1.00 is as fast as the
+limit. Checksums are on, as always.
+
+Exit status: 0; with --check, 1 when a share is below its target; 2 for a wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.kv_peer import BARE_METHOD, LAYOUT, PIECE, TOKEN_BYTES, tokens_of
+from benchmarks.report import print_line
+from benchmarks.router_processes import StartError, running_module
+from benchmarks.stats import host_info, median
+from kvtransfer import SERVER_OPTIONS, KVSink
+
+_PIPE_WIDTH = 110
+_START_S = 60.0
+TARGETS = {"shm": ("copies", 0.8), "grpc": ("bare grpc", 0.85)}
+"""Transport → its limit and the least share of it."""
+WAYS = ("shm", "copies", "grpc", "bare grpc", "raw socket")
+
+
+@dataclass(slots=True)
+class Measured:
+    """One size: each way's seconds, round by round."""
+
+    mib: float
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def gib_s(self, way: str) -> float:
+        return self.mib / 1024 / (median(self.seconds[way]) or 1)
+
+    def share(self, transport: str) -> float:
+        """Of its limit's speed."""
+        limit, _ = TARGETS[transport]
+        pairs = zip(self.seconds[limit], self.seconds[transport], strict=True)
+        return median(bound / own for bound, own in pairs) or 0.0
+
+    def missed(self) -> list[str]:
+        return [
+            f"{transport} at {self.mib:.0f} MiB: {self.share(transport):.2f} of {limit}, "
+            f"target {least:.2f}"
+            for transport, (limit, least) in TARGETS.items()
+            if self.share(transport) < least
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    args = _parse(argv)
+    out = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    try:
+        results = [_measure(mib, args.rounds) for mib in args.sizes]
+    except StartError as error:
+        print_line(out, str(error), style="red")
+        return 1
+    out.print(_table(results))
+    if args.json:
+        figures = {"host": host_info(), "sizes": [asdict(each) for each in results]}
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if not args.check:
+        return 0
+    missed = [line for each in results for line in each.missed()]
+    for line in missed:
+        print_line(out, f"missed: {line}", style="red")
+    if not missed:
+        print_line(out, "check passed", style="green")
+    return 1 if missed else 0
+
+
+def _measure(mib: int, rounds: int) -> Measured:
+    transfers = 2 * (rounds + 1)
+    with (
+        tempfile.TemporaryDirectory(prefix="hexserve-") as name,
+        running_module(
+            Path(name) / "peer.log", "benchmarks.kv_peer", name, str(mib), str(transfers)
+        ) as peer,
+    ):
+        deadline = time.monotonic() + _START_S
+        while "serving" not in peer.output:
+            peer.check(deadline)
+            time.sleep(0.02)
+        return asyncio.run(_rounds(Path(name), mib, rounds))
+
+
+async def _rounds(folder: Path, mib: int, rounds: int) -> Measured:
+    tokens = tokens_of(mib)
+    measured = Measured(tokens * TOKEN_BYTES / 2**20, {way: [] for way in WAYS})
+    kept = [np.zeros(spec.shape(tokens), np.float32) for spec in LAYOUT.arrays]
+    source, buffer, target = (np.ones(tokens * TOKEN_BYTES, np.uint8) for _ in range(3))
+    sink = KVSink(LAYOUT)
+    endpoints = {"shm": f"shm://{folder}/shm.sock", "grpc": f"grpc+unix://{folder}/grpc.sock"}
+    bare = grpc.aio.insecure_channel(f"unix:{folder}/grpc.sock", options=SERVER_OPTIONS)
+    raw = await asyncio.open_unix_connection(folder / "raw.sock", limit=2**22)
+    number = 0
+    for round_ in range(rounds + 1):  # the first one warms up
+        for way in WAYS:
+            began = time.perf_counter()
+            if way in endpoints:
+                await _fetch(sink, endpoints[way], number.to_bytes(8, "big"), kept)
+                number += 1
+            elif way == "copies":
+                np.copyto(buffer, source)
+                np.copyto(target, buffer)
+            elif way == "bare grpc":
+                await _take_bare(bare, target)
+            else:
+                await _take_raw(*raw, target)
+            if round_:
+                measured.seconds[way].append(time.perf_counter() - began)
+    raw[1].close()
+    await bare.close()
+    await sink.close()
+    return measured
+
+
+async def _fetch(sink: KVSink, source: str, transfer_id: bytes, kept: list[np.ndarray]) -> None:
+    fetch = sink.fetch([source], transfer_id)
+    await fetch.admitted()
+    async for chunk in fetch.chunks():
+        for target, array in zip(kept, chunk.arrays, strict=True):
+            np.copyto(target[:, chunk.start : chunk.stop], array)
+        chunk.release()
+    await fetch.close(done=True)
+
+
+async def _take_bare(channel: grpc.aio.Channel, target: np.ndarray) -> None:
+    place = 0
+    async for message in channel.unary_stream(BARE_METHOD)(b""):
+        target[place : place + len(message)] = np.frombuffer(message, np.uint8)
+        place += len(message)
+
+
+async def _take_raw(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: np.ndarray
+) -> None:
+    place, size = 0, len(target) // PIECE * PIECE
+    writer.write(b"x")
+    while place < size:
+        data = await reader.read(min(PIECE, size - place))
+        target[place : place + len(data)] = np.frombuffer(data, np.uint8)
+        place += len(data)
+
+
+def _table(results: list[Measured]) -> Table:
+    table = Table(title="KV transfers between two processes, GiB/s")
+    table.add_column("MiB", justify="right")
+    for way in WAYS:
+        table.add_column(way, justify="right")
+    for transport, (limit, least) in TARGETS.items():
+        table.add_column(f"{transport} / {limit} (≥ {least})", justify="right")
+    for each in results:
+        table.add_row(
+            f"{each.mib:.0f}",
+            *(f"{each.gib_s(way):.2f}" for way in WAYS),
+            *(f"{each.share(transport):.2f}" for transport in TARGETS),
+        )
+    return table
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.kvtransfer", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--sizes", type=_sizes, default=(1, 16, 64, 256), help="MiB, as 1,16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--check", action="store_true")
+    return parser.parse_args(argv)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1 MiB is wanted")
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
