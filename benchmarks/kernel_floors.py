@@ -78,7 +78,7 @@ def timed(program: Callable[..., Any], *arguments: Any) -> Run:
 
 
 def timed_in_place(program: Callable[..., Any], pool: Any, rest: Any) -> Run:
-    """As `_timed`; `program` gives (pool, rest) anew and updates the pool in place."""
+    """As `timed`; `program` gives (pool, rest) anew and updates the pool in place."""
     compiled = jax.jit(program, donate_argnums=(0, 1))
     state = jax.block_until_ready(compiled(pool, rest))
 

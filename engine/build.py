@@ -15,7 +15,7 @@ from engine import fake
 from engine.blocks import BlockPool
 from engine.engine import Engine
 from engine.limits import Limits
-from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
+from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes, round_up
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import ModelLimits, Role
@@ -90,7 +90,8 @@ def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
 def _limits(roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, queue: int) -> Limits:
     decode = sizes.max_decode_seqs if Role.DECODE in roles else 0
     # Where sequences decode as well, a prompt is computed whole.
-    prompt = max_model_len if decode else min(max_model_len, PREFILL_CHUNK_TOKENS)
+    chunk = round_up(PREFILL_CHUNK_TOKENS, sizes.prefill_len_padding)
+    prompt = max_model_len if decode else min(max_model_len, chunk)
     return Limits(
         max_seqs=decode or sizes.max_prefill_seqs,
         max_prefill_seqs=sizes.max_prefill_seqs,
@@ -157,7 +158,7 @@ def _build_jax(
     max_model_len = _max_model_len(checkpoint, model)
     limits = _limits(roles, sizes, max_model_len, traits.vocab, config.max_queued_requests)
     shapes = _shapes(roles, limits, sizes, config.block_size)
-    placement = _placement(traits, devices, config.kernels)
+    placement = _placement(traits, devices, config.kernels, dtype)
 
     if model.load_format == "dummy":
         params = loading.dummy_params(placement, dtype, max_model_len, model.seed)
@@ -220,7 +221,7 @@ def _devices(count: int) -> list[Any]:
     return devices[:count]
 
 
-def _placement(traits: Any, devices: list[Any], kernels: str) -> Any:
+def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str) -> Any:
     from engine.kernels.choose import KernelsUnavailable, choose_kernels
     from engine.kernels.interface import UnsupportedShape
     from engine.models.heads import UnsupportedParallelism
@@ -229,7 +230,7 @@ def _placement(traits: Any, devices: list[Any], kernels: str) -> Any:
 
     try:
         chosen = choose_kernels(devices[0].platform, kernels)
-        return plan_placement(traits, chosen, make_mesh(devices))
+        return plan_placement(traits, chosen, make_mesh(devices), dtype)
     except UnsupportedShape as error:
         raise ConfigError(f"{error}; --kernels=reference computes it, slowly") from error
     except (KernelsUnavailable, UnsupportedParallelism) as error:
@@ -240,7 +241,9 @@ def _dtype(asked: str, checkpoint: CheckpointConfig, platform: str) -> str:
     if asked != "auto":
         return asked
     if platform == "cpu":
-        return "float32"  # a bfloat16 matmul converts its whole weight on every call
+        # As transformers computes by default there. bfloat16 is about twice as fast by the CPU
+        # kernels, and several times slower by the reference.
+        return "float32"
     stored = checkpoint.raw.get("dtype") or checkpoint.raw.get("torch_dtype")
     return "float32" if stored == "float32" else "bfloat16"
 

@@ -58,8 +58,8 @@ class Placement:
         return self.heads.kv_places(self.traits.kv_heads)
 
 
-def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh) -> Placement:
-    """Divide a model over the devices of `mesh`.
+def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh, dtype: Any) -> Placement:
+    """Divide a model whose weights are of `dtype` over the devices of `mesh`.
 
     Raises:
         UnsupportedParallelism: heads or widths do not divide.
@@ -78,7 +78,7 @@ def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh) -> Placement:
         ffn=traits.ffn // shards,
     )
     kernels.check(
-        heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
+        np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
         hidden=shard.hidden, ffn=shard.ffn,
     )  # fmt: skip
     return Placement(mesh, kernels, traits, shard, heads)
@@ -97,6 +97,8 @@ def place_params(placement: Placement, read: ReadTensor, dtype: Any, positions: 
                 params[name] = placer.plain(weight)
     angles = rope_angles(placement.traits, positions)
     params["angles"] = jax.device_put(angles, sharding_of(("position", "head_dim"), placement.mesh))
+    for array in jax.tree.leaves(jax.block_until_ready(params)):
+        placement.kernels.settle(array)
     return params
 
 

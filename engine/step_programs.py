@@ -93,7 +93,7 @@ class StepPrograms:
                 (shape.seqs, self._vocab), jnp.float32, sharding=self._replicated
             )
             arguments = (logits, pack_sampling((), shape), counts, np.int32(0))
-            jitted = jax.jit(sampling.sample, donate_argnums=2)
+            jitted = jax.jit(self._kernels.sample, donate_argnums=2)
             program = self._sample[shape.seqs] = jitted.lower(*arguments).compile()
         return program
 

@@ -169,7 +169,7 @@ ENGINE = Group(
             aliases=("max_running_seqs",),
         ),
         _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
-        _switch("enable_chunked_prefill", "prefill long prompts in pieces", False, (False,)),
+        _switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
         Flag(
             "hbm_utilization_factor", "share of the memory left after the weights for KV",
             _share, 0.9,

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from engine.kernels.batch import Batch
+from engine.sampling import RowParams, Sampled
 
 
 class UnsupportedShape(ValueError):
@@ -72,8 +73,10 @@ class Kernels(Protocol):
     def name(self) -> str:
         """What the start-up log calls it."""
 
-    def check(self, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int) -> None:
-        """Refuse what cannot be computed; sizes are those of one shard.
+    def check(
+        self, dtype: np.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int
+    ) -> None:
+        """Refuse what cannot be computed in `dtype`; sizes are those of one shard.
 
         Raises:
             UnsupportedShape: names the size and the limit.
@@ -108,11 +111,18 @@ class Kernels(Protocol):
         """Root mean square norm of x [T, hidden] in float32, times weight [layers, hidden]."""
 
     def linear(
-        self, x: Any, weights: tuple[Linear, ...], layer: Any, live: Any, residual: Any = None
+        self,
+        x: Any,
+        weights: tuple[Linear, ...],
+        layer: Any,
+        live: Any,
+        residual: Any = None,
+        wide: bool = False,
     ) -> tuple[Any, ...]:
         """x [T, in] times each weight, plus its bias: [T, features] each, in x.dtype.
 
-        Sums are float32. `residual` [T, features] is added to the one result.
+        Sums are float32; `wide` leaves the results so. `residual` [T, features] is added to
+        the one result.
         """
 
     def gated_linear(self, x: Any, gate: Linear, up: Linear, layer: Any, live: Any) -> Any:
@@ -161,6 +171,11 @@ class Kernels(Protocol):
         self, pool: Any, slots: Any, live: Any, values: Any, first_layer: Any, first_head: Any
     ) -> Any:
         """The inverse of `export_kv`, in place."""
+
+    def sample(
+        self, logits: Any, params: RowParams, counts: Any, num_rows: Any
+    ) -> tuple[Sampled, Any]:
+        """Choose the next token of each row; see engine.sampling.sample, the one there is."""
 
     def copy_blocks(self, pool: Any, sources: Any, targets: Any, live: Any) -> Any:
         """Copy the first `live` blocks `sources` [n] to `targets` [n] in all layers, in place.

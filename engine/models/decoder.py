@@ -90,7 +90,9 @@ class Decoder:
         """x plus h times a weight whose inputs lie on all shards."""
         if self.axis is None:
             return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
-        return x + lax.psum(self.kernels.linear(h, (weight,), index, live)[0], self.axis)
+        (part,) = self.kernels.linear(h, (weight,), index, live, wide=True)
+        # Rounded once, as on one device.
+        return (x.astype(jnp.float32) + lax.psum(part, self.axis)).astype(x.dtype)
 
     def _embed(self, params: Params, tokens: Array) -> Array:
         """[T, hidden]; the vocabulary lies on all shards."""

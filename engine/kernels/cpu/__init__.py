@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from engine import sampling
 from engine.kernels.cpu import attention as attending
 from engine.kernels.cpu import kv, native, norm
 from engine.kernels.cpu import linear as matmul
@@ -35,11 +36,15 @@ class CpuKernels:
     def name(self) -> str:
         return f"cpu ({self._instruction_set})"
 
-    def check(self, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int) -> None:
+    def check(
+        self, dtype: np.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int
+    ) -> None:
         attending.check_heads(heads, kv_heads, head_dim)
         for name, width in (("hidden_size", hidden), ("intermediate_size", ffn)):
-            if width % 2:
-                raise UnsupportedShape(f"{name}={width} on a shard: the CPU kernels want it even")
+            if dtype == jnp.bfloat16 and width % 2:
+                raise UnsupportedShape(
+                    f"{name}={width} on a shard: the CPU kernels take bfloat16 in pairs"
+                )
 
     def pool_dtype(self, dtype: Any) -> np.dtype:
         return jnp.dtype(dtype)
@@ -67,6 +72,7 @@ class CpuKernels:
     attention = staticmethod(attending.attention)
     export_kv = staticmethod(kv.export_kv)
     import_kv = staticmethod(kv.import_kv)
+    sample = staticmethod(sampling.sample)
     copy_blocks = staticmethod(kv.copy_blocks)
 
 

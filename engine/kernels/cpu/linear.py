@@ -66,10 +66,15 @@ def embed(head: Linear, tokens: Array) -> Array:
 
 
 def linear(
-    x: Array, weights: tuple[Linear, ...], layer: Any, live: Any, residual: Array | None = None
+    x: Array,
+    weights: tuple[Linear, ...],
+    layer: Any,
+    live: Any,
+    residual: Array | None = None,
+    wide: bool = False,
 ) -> tuple[Array, ...]:
     """See engine.kernels.interface.Kernels."""
-    return _linear(x, weights, layer, live, residual, x.dtype)
+    return _linear(x, weights, layer, live, residual, jnp.float32 if wide else x.dtype)
 
 
 def logits(hidden: Array, head: Linear, live: Any) -> Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import sampling
 from engine.kernels.reference import kv
 from engine.kernels.reference import linear as matmul
 from engine.kernels.reference.attention import attention
@@ -19,7 +20,9 @@ class ReferenceKernels:
     def __init__(self, platform: str) -> None:
         self._platform = platform
 
-    def check(self, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int) -> None:
+    def check(
+        self, dtype: np.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int
+    ) -> None:
         """Every shape is computed."""
 
     def pool_dtype(self, dtype: Any) -> np.dtype:
@@ -42,4 +45,5 @@ class ReferenceKernels:
     attention = staticmethod(attention)
     export_kv = staticmethod(kv.export_kv)
     import_kv = staticmethod(kv.import_kv)
+    sample = staticmethod(sampling.sample)
     copy_blocks = staticmethod(kv.copy_blocks)

@@ -42,13 +42,19 @@ def rms_norm(x: Array, weight: Array, layer: Any, live: Any, eps: float) -> Arra
 
 
 def linear(
-    x: Array, weights: tuple[Linear, ...], layer: Any, live: Any, residual: Array | None = None
+    x: Array,
+    weights: tuple[Linear, ...],
+    layer: Any,
+    live: Any,
+    residual: Array | None = None,
+    wide: bool = False,
 ) -> tuple[Array, ...]:
     chosen = [_of_layer(weight, layer) for weight in weights]
+    dtype = jnp.float32 if wide else x.dtype
 
     def rows(x: Array, *residuals: Array) -> tuple[Array, ...]:
         results = (_affine(x, matrix, bias) for matrix, bias in chosen)
-        return tuple(sum(residuals, start=result).astype(x.dtype) for result in results)
+        return tuple(sum(residuals, start=result).astype(dtype) for result in results)
 
     residuals = () if residual is None else (residual,)
     results: tuple[Array, ...] = map_live_rows(rows, live, x, *residuals)
