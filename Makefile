@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The kernels are built for the jaxlib they will run with, so in this environment.
+BUILD := scikit-build-core cmake ninja 'jaxlib>=0.10.0'
 
 .PHONY: demo test test-full test-sanitized lint clean
 
@@ -20,9 +22,9 @@ test-full: $(VENV)/.installed-test
 # The C++ kernels under the address and undefined behaviour sanitizers.
 SANITIZED := build/sanitized
 test-sanitized: $(VENV)/.installed-test
-	cmake -S engine/kernels/cpu/cmake -B $(SANITIZED) -DHEXSERVE_SANITIZE=ON \
+	$(BIN)/cmake -S engine/kernels/cpu/cmake -B $(SANITIZED) -DHEXSERVE_SANITIZE=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python
-	cmake --build $(SANITIZED) --parallel
+	$(BIN)/cmake --build $(SANITIZED) --parallel
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(BIN)/python -m pytest --native=$(SANITIZED) tests/engine/test_cpu_*.py $(ARGS)
@@ -34,16 +36,17 @@ lint: $(VENV)/.installed-test
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --upgrade pip $(BUILD)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install -e .
+	$(BIN)/python -m pip install --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.created pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install -e '.[test]'
+	$(BIN)/python -m pip install --no-build-isolation -e '.[test]'
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build engine/kernels/cpu/*.so
+	git clean -fdXq engine/kernels/cpu/cmake

@@ -29,7 +29,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
 
 
 def a_build(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"built_for": jaxlib.__version__, "instruction_sets": list, **changes})
+    """A native module that fits this jaxlib and these sources, but for `changes`."""
+    facts: dict[str, Any] = {
+        "jaxlib_version": jaxlib.__version__,
+        "jaxlib_hash": headers_hash(),
+        "sources_hash": sources_hash(),
+        "instruction_sets": lambda: [],
+    }
+    return SimpleNamespace(**facts | changes)
 
 
 def test_the_best_kernels_of_this_processor_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,11 +75,18 @@ def test_without_cpu_kernels_the_reference_runs_with_a_warning(
 
 
 @pytest.mark.parametrize("asked", ["auto", "cpu"])
-def test_kernels_built_for_another_jaxlib_are_refused(
-    monkeypatch: pytest.MonkeyPatch, asked: str
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"jaxlib_hash": "0", "jaxlib_version": "0.0.1"}, r"built for jaxlib 0\.0\.1, .*: rebuild"),
+        ({"sources_hash": "0"}, "sources have changed since they were built: rebuild"),
+    ],
+)
+def test_kernels_of_another_build_are_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: str, changes: dict[str, str], reason: str
 ) -> None:
-    pretend(monkeypatch, a_build(built_for="0.0.1", instruction_sets=lambda: ["avx2"]))
-    with pytest.raises(KernelsUnavailable, match=r"built for jaxlib 0\.0\.1, .*: rebuild them"):
+    pretend(monkeypatch, a_build(instruction_sets=lambda: ["avx2"], **changes))
+    with pytest.raises(KernelsUnavailable, match=reason):
         choose_kernels("cpu", asked)
 
 

@@ -9,6 +9,8 @@ from types import ModuleType
 import jax
 import jaxlib
 
+from engine.kernels.cpu.build_facts import headers_hash, sources_hash
+
 _PREFIX = "hexserve_"
 
 
@@ -17,7 +19,13 @@ class NoNativeKernels(RuntimeError):
 
 
 class WrongBuild(RuntimeError):
-    """The compiled kernels were built for another jaxlib; says how to rebuild them."""
+    """The compiled kernels do not belong to this jaxlib or these sources; says how to rebuild."""
+
+
+_REBUILD = (
+    "rebuild them by `pip install scikit-build-core cmake ninja`, then by installing hexserve "
+    "again with --no-build-isolation --no-deps --force-reinstall"
+)
 
 
 @cache
@@ -26,7 +34,7 @@ def load() -> ModuleType:
 
     Raises:
         NoNativeKernels: not built, or no instruction set of theirs runs here.
-        WrongBuild: built for a jaxlib of another version.
+        WrongBuild: built for a jaxlib with another interface, or of other sources.
     """
     try:
         native = importlib.import_module("engine.kernels.cpu._native")
@@ -34,11 +42,13 @@ def load() -> ModuleType:
         raise NoNativeKernels(
             f"the CPU kernels are not built ({error}): install hexserve where a C++ compiler is"
         ) from error
-    if native.built_for != jaxlib.__version__:
+    if native.jaxlib_hash != headers_hash():
         raise WrongBuild(
-            f"the CPU kernels were built for jaxlib {native.built_for}, this is jaxlib "
-            f"{jaxlib.__version__}: rebuild them by installing hexserve again"
+            f"the CPU kernels were built for jaxlib {native.jaxlib_version}, which differs from "
+            f"jaxlib {jaxlib.__version__} here: {_REBUILD}"
         )
+    if sources_hash() not in (None, native.sources_hash):
+        raise WrongBuild(f"the CPU kernels' sources have changed since they were built: {_REBUILD}")
     names = native.instruction_sets()
     if not names:
         raise NoNativeKernels("the CPU kernels need AVX2 and FMA, this processor has not both")

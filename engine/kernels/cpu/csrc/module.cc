@@ -116,7 +116,9 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native() {
   PyObject* module = PyModule_Create(&hexserve::definition);
   if (module == nullptr) return nullptr;
-  if (PyModule_AddStringConstant(module, "built_for", HEXSERVE_JAXLIB_VERSION) < 0) {
+  if (PyModule_AddStringConstant(module, "jaxlib_version", HEXSERVE_JAXLIB_VERSION) < 0 ||
+      PyModule_AddStringConstant(module, "jaxlib_hash", HEXSERVE_JAXLIB_HASH) < 0 ||
+      PyModule_AddStringConstant(module, "sources_hash", HEXSERVE_SOURCES_HASH) < 0) {
     Py_DECREF(module);
     return nullptr;
   }
