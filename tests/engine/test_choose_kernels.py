@@ -13,6 +13,7 @@ import pytest
 
 from engine.kernels.choose import KernelsUnavailable, choose_kernels
 from engine.kernels.cpu import native
+from engine.kernels.cpu.build_facts import headers_hash, sources_hash
 
 MODULE = "engine.kernels.cpu._native"
 
@@ -34,7 +35,7 @@ def a_build(**changes: Any) -> SimpleNamespace:
         "jaxlib_version": jaxlib.__version__,
         "jaxlib_hash": headers_hash(),
         "sources_hash": sources_hash(),
-        "instruction_sets": lambda: [],
+        "instruction_sets": list,
     }
     return SimpleNamespace(**facts | changes)
 

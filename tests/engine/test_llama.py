@@ -36,15 +36,16 @@ LLAMA3 = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 @pytest.mark.parametrize("variant", ["untied_biases", "tied_llama3", "head_dim", "linear"])
-def test_answers_are_those_of_transformers(variant: str) -> None:
+def test_answers_are_those_of_transformers(variant: str, kernels: str) -> None:
     """32 greedy tokens, and the likeliest 20 to 1e-4; made by tests/golden/make_tiny_llama.py.
 
     Together the variants switch on every trait of the family.
     """
     folder = GOLDEN / variant
     traits = traits_of(json.loads((folder / "config.json").read_text()))
-    placement = tiny_placement(traits)
+    placement = tiny_placement(traits, kernels)
     params = load_params(folder, placement, np.float32, MAX_MODEL_LEN)
     answers = json.loads((folder / "answers.json").read_text())
     # The programs for prompts hold one-token rows as well: half as many to compile.
@@ -70,8 +71,8 @@ def test_answers_are_those_of_transformers(variant: str) -> None:
 
 def test_plain_and_linear_frequencies() -> None:
     wanted = [10000.0 ** (-2 * i / 8) for i in range(4)]
-    np.testing.assert_allclose(inverse_frequencies(tiny_traits()), wanted, rtol=1e-6)
-    linear = tiny_traits(rope_scaling={"type": "linear", "factor": 4})
+    np.testing.assert_allclose(inverse_frequencies(tiny_traits(head_dim=8)), wanted, rtol=1e-6)
+    linear = tiny_traits(head_dim=8, rope_scaling={"type": "linear", "factor": 4})
     np.testing.assert_allclose(inverse_frequencies(linear), np.array(wanted) / 4, rtol=1e-6)
     assert inverse_frequencies(linear).dtype == np.float32
 
@@ -98,7 +99,7 @@ def test_llama3_frequencies() -> None:
 
 
 def test_the_table_of_angles() -> None:
-    traits = tiny_traits()
+    traits = tiny_traits(head_dim=8)
     table = rope_angles(traits, 50)
     angles = np.arange(50)[:, None] * inverse_frequencies(traits).astype(np.float64)
     assert table.shape == (50, 8)
@@ -119,7 +120,7 @@ def test_traits_of_a_minimal_config() -> None:
         rms_norm_eps=None,
     )
     assert traits_of(minimal) == Traits(
-        hidden=32, layers=2, heads=4, kv_heads=4, head_dim=8, ffn=48, vocab=97, norm_eps=1e-6,
+        hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=48, vocab=97, norm_eps=1e-6,
         rope_theta=10000.0, rope_scaling=None, tied=False, qkv_bias=False, output_bias=False,
         mlp_bias=False,
     )  # fmt: skip

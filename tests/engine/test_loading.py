@@ -111,11 +111,11 @@ Edit = Callable[[dict[str, np.ndarray]], Any]
         ),
         (
             lambda t: t.update({"model.norm.weight": np.zeros(33)}),
-            r"model\.norm\.weight has shape \(33,\), config\.json makes it \(32,\)",
+            r"model\.norm\.weight has shape \(33,\), config\.json makes it \(64,\)",
         ),
         (
-            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.zeros((32, 16))}),
-            r"k_proj\.weight has shape \(32, 16\), config\.json makes it \(16, 32\)",
+            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.zeros((64, 32))}),
+            r"k_proj\.weight has shape \(64, 32\), config\.json makes it \(32, 64\)",
         ),
     ],
     ids=["missing", "missing layer", "layer too many", "bias left over", "norm", "transposed"],

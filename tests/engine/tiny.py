@@ -25,7 +25,7 @@ from tests.engine.helpers import make_engine
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 97,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

@@ -33,6 +33,7 @@ BASE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -54,7 +55,7 @@ VARIANTS = {
             "original_max_position_embeddings": 32,
         },
     },
-    "head_dim": {"head_dim": 16, "num_key_value_heads": 4},
+    "head_dim": {"head_dim": 24, "num_key_value_heads": 4},
     "linear": {
         "rms_norm_eps": 0.1,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
