@@ -9,7 +9,8 @@ the floor. "x reference" is how many times faster than the reference the kernel 
 
 Each number of cores is measured in a process of its own that may use no others.
 
-Exit status: 0; with --check, 1 when a share is below its target; 2 for a wrong command line.
+Exit status: 0; with --check, 1 when a share is below its target; 2 for a wrong command line, or
+for --check without torch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     out = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     usable = sorted(os.sched_getaffinity(0))
+    library = "torch" if find_spec("torch") else "XLA, float32"
+    if args.check and library != "torch":
+        print_line(out, "--check needs torch: pip install -e '.[bench]'", style="red")
+        return 2
     results: list[Measured] = []
     for count in args.cores:
         if count > len(usable):
@@ -68,10 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         with multiprocessing.get_context("spawn").Pool(1, _pin, (usable[:count],)) as child:
             measured = child.apply(measure, (count, args.only, args.rounds))
-        out.print(_table(measured, count))
+        out.print(_table(measured, count, library))
         results += measured
     if args.json:
-        figures = {"host": host_info(), "kernels": [asdict(each) for each in results]}
+        figures = {
+            "host": host_info(),
+            "matmul": library,
+            "kernels": [asdict(each) for each in results],
+        }
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
     if not args.check:
         return 0
@@ -111,8 +121,9 @@ def _pin(cores: list[int]) -> None:
     os.sched_setaffinity(0, cores)
 
 
-def _table(results: list[Measured], cores: int) -> Table:
-    table = Table(title=f"kernels on {cores} core{'s' * (cores > 1)}")
+def _table(results: list[Measured], cores: int, library: str) -> Table:
+    title = f"kernels on {cores} core{'s' * (cores > 1)}"
+    table = Table(title=title, caption=f"matmul: {library}")
     for title in ("kernel", "dtype"):
         table.add_column(title)
     for title in ("speed", "floor", "share", "target", "x reference"):
