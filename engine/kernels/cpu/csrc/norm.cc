@@ -53,7 +53,7 @@ ffi::Future rms_norm(ffi::ThreadPool pool, Operand x, Operand weight, Operand la
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_rms_norm, rms_norm,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_rms_norm, Guarded<rms_norm>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "ffi.h"
 
@@ -22,6 +24,23 @@ inline ffi::Future failed(const std::string& what) {
   promise.SetError(invalid(what));
   return ffi::Future(promise);
 }
+
+// `handler` as XLA may call it: no exception gets out.
+template <auto handler>
+struct Guarded;
+
+template <typename... Operands, ffi::Future (*handler)(Operands...)>
+struct Guarded<handler> {
+  static ffi::Future call(Operands... operands) {
+    try {
+      return handler(std::move(operands)...);
+    } catch (const std::bad_alloc&) {
+      ffi::Promise promise;
+      promise.SetError(ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory for a kernel's call"));
+      return ffi::Future(promise);
+    }
+  }
+};
 
 template <typename T>
 T* data(const Operand& buffer) {

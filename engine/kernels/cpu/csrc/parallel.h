@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "ffi.h"
@@ -41,19 +42,26 @@ class Job {
 
   ffi::Future future() const { return ffi::Future(promise_); }
 
-  void work() {
+  void work() noexcept {
     int64_t done = 0;
     {
       FlushDenormals guard;
       for (;;) {
         const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
         if (index >= count_) break;
-        task_(index);
+        try {
+          task_(index);
+        } catch (const std::bad_alloc&) {  // all that a task can throw
+          out_of_memory_.store(true, std::memory_order_relaxed);
+        }
         ++done;
       }
     }
     // A thread that finds nothing left touches no buffer: they may be gone by then.
-    if (done > 0 && done_.fetch_add(done, std::memory_order_acq_rel) + done == count_) {
+    if (done == 0 || done_.fetch_add(done, std::memory_order_acq_rel) + done < count_) return;
+    if (out_of_memory_.load(std::memory_order_relaxed)) {
+      promise_.SetError(ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory for a kernel's scratch"));
+    } else {
       promise_.SetAvailable();
     }
   }
@@ -62,6 +70,7 @@ class Job {
   const int64_t count_;
   F task_;
   ffi::Promise promise_;
+  std::atomic<bool> out_of_memory_{false};
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<int64_t> done_{0};
 };

@@ -38,9 +38,13 @@ static inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Vec keep_first(Vec x, Vec other, int64_t n) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(first(n)));
 }
-// `x` where `tested` >= low, else 0.
+// `yes` where a < b, else `no`.
+static inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+// `x` unless `tested` < low, then 0.
 static inline Vec zero_below(Vec x, Vec tested, Vec low) {
-  return _mm256_and_ps(x, _mm256_cmp_ps(tested, low, _CMP_GE_OQ));
+  return _mm256_and_ps(x, _mm256_cmp_ps(tested, low, _CMP_NLT_UQ));
 }
 static inline Vec round_nearest(Vec x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -37,9 +37,13 @@ static inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline Vec keep_first(Vec x, Vec other, int64_t n) {
   return _mm512_mask_blend_ps(first(n), other, x);
 }
-// `x` where `tested` >= low, else 0.
+// `yes` where a < b, else `no`.
+static inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+// `x` unless `tested` < low, then 0.
 static inline Vec zero_below(Vec x, Vec tested, Vec low) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(tested, low, _CMP_GE_OQ), x);
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(tested, low, _CMP_NLT_UQ), x);
 }
 static inline Vec round_nearest(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

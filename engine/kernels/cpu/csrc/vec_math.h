@@ -5,10 +5,11 @@
 namespace hexserve {
 namespace HEXSERVE_ISA {
 
-// e^x within 2 ulp for x <= 88; exactly 1 at 0; 0 below about -87.3 (-inf included).
+// e^x within 2 ulp for x <= 88; exactly 1 at 0; 0 below about -87.3 (-inf included); NaN of NaN.
 static inline Vec exp(Vec x) {
   const Vec low = broadcast(-87.336544f);
-  const Vec clamped = min(max(x, low), broadcast(88.376262f));
+  // The second operand is what comes out where one is NaN.
+  const Vec clamped = min(broadcast(88.376262f), max(low, x));
   const Vec n = round_nearest(mul(clamped, broadcast(1.44269504f)));
   Vec r = fma(n, broadcast(-0.693359375f), clamped);
   r = fma(n, broadcast(2.12194440e-4f), r);
@@ -27,10 +28,18 @@ static inline Vec sigmoid(Vec x) {
   return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zero(), max(x, broadcast(-87.0f))))));
 }
 static inline Vec silu(Vec x) { return mul(x, sigmoid(x)); }
-// 1 - 2 / (e^2x + 1): within 2e-7 absolutely.
+// Within 3 ulp: where 1 - 2 / (e^2x + 1) would lose digits, near 0, by Cephes' polynomial.
 static inline Vec tanh(Vec x) {
-  const Vec e = exp(min(add(x, x), broadcast(87.0f)));
-  return sub(broadcast(1.0f), div(broadcast(2.0f), add(e, broadcast(1.0f))));
+  const Vec e = exp(min(broadcast(87.0f), add(x, x)));
+  const Vec far = sub(broadcast(1.0f), div(broadcast(2.0f), add(e, broadcast(1.0f))));
+  const Vec square = mul(x, x);
+  Vec p = broadcast(-5.70498872745e-3f);
+  p = fma(p, square, broadcast(2.06390887954e-2f));
+  p = fma(p, square, broadcast(-5.37397155531e-2f));
+  p = fma(p, square, broadcast(1.33314422036e-1f));
+  p = fma(p, square, broadcast(-3.33332819422e-1f));
+  const Vec near = fma(mul(p, square), x, x);
+  return where_less(square, broadcast(0.625f * 0.625f), near, far);
 }
 
 }  // namespace HEXSERVE_ISA
