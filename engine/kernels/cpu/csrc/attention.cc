@@ -93,7 +93,7 @@ ffi::Future attention(ffi::ThreadPool pool, Operand q, Operand k, Operand v, Ope
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_attention, attention,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_attention, Guarded<attention>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()   // q

@@ -33,7 +33,7 @@ ffi::Future read_all(ffi::ThreadPool pool, Operand x, Result digest) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_read_all, read_all,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_read_all, Guarded<read_all>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()

@@ -275,7 +275,7 @@ ffi::Future copy_blocks(ffi::ThreadPool threads, Operand pool, Operand sources, 
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_write_kv, write_kv,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_write_kv, Guarded<write_kv>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // k_pool
@@ -288,7 +288,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_write_kv, write_kv,
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_export_kv, export_kv,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_export_kv, Guarded<export_kv>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // pool
@@ -298,7 +298,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_export_kv, export_kv,
                                   .Arg<ffi::AnyBuffer>()  // first_head
                                   .Ret<ffi::AnyBuffer>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_import_kv, import_kv,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_import_kv, Guarded<import_kv>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // pool
@@ -309,7 +309,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_import_kv, import_kv,
                                   .Arg<ffi::AnyBuffer>()  // first_head
                                   .Ret<ffi::AnyBuffer>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_copy_blocks, copy_blocks,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_copy_blocks, Guarded<copy_blocks>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // pool

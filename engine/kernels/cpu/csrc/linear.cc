@@ -179,7 +179,7 @@ ffi::Future gated_linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_linear, linear,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_linear, Guarded<linear>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
@@ -189,7 +189,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_linear, linear,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_gated_linear, gated_linear,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_gated_linear, Guarded<gated_linear>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()

@@ -75,7 +75,7 @@ ffi::Future rotate(ffi::ThreadPool pool, Operand q, Operand k, Operand angles, O
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_rotate, rotate,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_rotate, Guarded<rotate>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // q
