@@ -86,7 +86,8 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
 }
 
 // x, loaded once: compilers would rather load it again for each use.
-static inline Vec in_register(Vec x) {
+template <typename V>
+static inline V in_register(V x) {
   asm("" : "+v"(x));
   return x;
 }
@@ -128,6 +129,14 @@ static inline Vec second_of_pairs(Vec pairs) {
 // Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
 using Pairs = __m512i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+static inline void store_pairs(uint16_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
+// Lane i holds a[i] and b[i]; the first n lanes, the others are 0.
+static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t n) {
+  const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m256i low = _mm256_maskz_loadu_epi16(first(n), a), high = _mm256_maskz_loadu_epi16(first(n), b);
+  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), order, _mm512_castsi256_si512(high));
+}
 static inline Pairs broadcast_pair(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, 4);
