@@ -19,8 +19,9 @@ constexpr int64_t kTogether = 4;
 constexpr int kQueries = kLanes == 16 ? 12 : 6;
 static_assert(kStrip <= kWidestStrip && kPiece % kStrip == 0 && kWidest % kLanes == 0);
 
-// Brings `count` more lines into the second level: the first is full of the piece under way.
-static void walk(Ahead& ahead, int64_t count) {
+// Brings `count` more lines into the second level: the first is full of the piece under way. A call
+// would put the vectors of the loops around it away, so it is inlined.
+__attribute__((always_inline)) static inline void walk(Ahead& ahead, int64_t count) {
   while (count > 0) {
     if (ahead.line >= ahead.end) {
       if (ahead.rows == 0) return;

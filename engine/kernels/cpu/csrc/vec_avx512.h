@@ -73,12 +73,16 @@ static inline Vec load_first(const uint16_t* p, int64_t n) {
 }
 // Rounds to nearest even; NaN stays NaN.
 static inline __m256i narrow(Vec x) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(x);
+#else
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+#endif
 }
 static inline void store(uint16_t* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow(x)); }
 static inline void store_first(uint16_t* p, Vec x, int64_t n) {
