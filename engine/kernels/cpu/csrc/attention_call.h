@@ -36,7 +36,9 @@ inline float widened(uint16_t bits) {
 template <typename Q, typename T>
 using StepOf = std::conditional_t<std::is_same_v<Q, float> || std::is_same_v<T, float>, float, Pair>;
 template <typename Q>
-void make_step(const Q* query, float& step) { step = widened(*query); }
+void make_step(const Q* query, float& step) {
+  step = widened(*query);
+}
 inline void make_step(const uint16_t* query, Pair& step) { step = {{query[0], query[1]}}; }
 
 inline const PieceTable<float, float>& piece_table(const AttentionTable& table, float, float) {
@@ -60,9 +62,19 @@ class Attention {
   Attention(const AttentionTable& table, const Shape& shape, const Scoring& scoring,
             const Visibility& visibility, const Q* q, const T* k, const T* v, Q* out, AttentionPlan plan,
             int64_t threads)
-      : threads_(threads), table_(table), pieces_(piece_table(table, T{}, Step{})), shape_(shape), scoring_(scoring),
-        visibility_(visibility), q_(q), k_(k), v_(v), out_(out), plan_(std::move(plan)),
-        part_queries_(kNarrowTokens * shape.heads), left_(plan_.splits.size()) {
+      : threads_(threads),
+        table_(table),
+        pieces_(piece_table(table, T{}, Step{})),
+        shape_(shape),
+        scoring_(scoring),
+        visibility_(visibility),
+        q_(q),
+        k_(k),
+        v_(v),
+        out_(out),
+        plan_(std::move(plan)),
+        part_queries_(kNarrowTokens * shape.heads),
+        left_(plan_.splits.size()) {
     for (size_t i = 0; i < left_.size(); ++i) left_[i].store(plan_.splits[i].tasks);
     parts_.reset(new float[plan_.parts * part_size()]);
   }
@@ -216,8 +228,7 @@ class Attention {
       if (packed_values != nullptr) pieces_.pack_values(v, keys, shape_.head_dim, packed_values);
       each_call(space.per_head, [&](int64_t first, int64_t count) {
         const int64_t query = head * space.per_head + first;
-        const Mixed result =
-            task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
+        const Mixed result = task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
         pieces_.attend(scoring_, space.packed_queries + query * steps(), count, space.seen + first,
                        space.packed_keys, v, packed_values, result, next_values);
         if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);

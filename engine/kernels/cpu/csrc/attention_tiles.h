@@ -263,8 +263,8 @@ static void attend(const Scoring& scoring, const Step* queries, const Keys* seen
   }
   for (int q = 0; q < N; ++q) {
     if (seen[q].begin >= seen[q].end) continue;
-    soften(scoring, seen[q], scores + q * kPiece, weights_of(weights + q * kPieceSteps<Step>),
-           result.top + q, result.sum + q);
+    soften(scoring, seen[q], scores + q * kPiece, weights_of(weights + q * kPieceSteps<Step>), result.top + q,
+           result.sum + q);
   }
   for (int64_t i = 0; i < N * width; i += kLanes) store(result.mixed + i, zero());
   // Together over the whole steps that all see; each alone over those before and after, where a step
@@ -281,9 +281,7 @@ static void attend(const Scoring& scoring, const Step* queries, const Keys* seen
   };
   for (int q = 0; q < N; ++q) alone(q, 0, all.begin);
   if (packed_values != nullptr) {
-    const auto packed = [=](int64_t d) {
-      return PackedStrip<Step>{packed_values + d * kPieceSteps<Step>};
-    };
+    const auto packed = [=](int64_t d) { return PackedStrip<Step>{packed_values + d * kPieceSteps<Step>}; };
     mix_strips<N>(weights, all, packed, head_dim, result.mixed, width, ahead);
   } else {
     mix_strips<N>(weights, all, pooled(all), head_dim, result.mixed, width, ahead);

@@ -34,9 +34,7 @@ static inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 static inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 static inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 // `x` in the first n lanes, `other` in the rest.
-static inline Vec keep_first(Vec x, Vec other, int64_t n) {
-  return _mm512_mask_blend_ps(first(n), other, x);
-}
+static inline Vec keep_first(Vec x, Vec other, int64_t n) { return _mm512_mask_blend_ps(first(n), other, x); }
 // `x` where `tested` >= low, else 0.
 static inline Vec zero_below(Vec x, Vec tested, Vec low) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(tested, low, _CMP_GE_OQ), x);
