@@ -171,6 +171,7 @@ def _attention_run(
     pool = np.broadcast_to(values.astype(DTYPES[dtype]).view(storage), shape)
     pools = KVPools(*(settled(kernels, jnp.array(pool)) for _ in "kv"))
     q = np.random.default_rng(2).standard_normal((len(batch.tokens), heads, width), np.float32)
+    q = q.astype(DTYPES[dtype])  # as a model in that dtype has it
     spec = AttentionSpec(width**-0.5)
 
     def program(q: Any, pools: KVPools, batch: Batch) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -170,13 +171,22 @@ def test_attention_is_dense_attention(native: ModuleType, case: Case) -> None:
     check(native, case)
 
 
+# Queries and pools that are both bfloat16 are multiplied in another way than all others.
+of_each_type = pytest.mark.parametrize(
+    ("query_type", "pool_type"),
+    list(product(TYPES.values(), repeat=2)),
+    ids=[f"{query} over {pool}" for query, pool in product(TYPES, repeat=2)],
+)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("pool_type", TYPES.values(), ids=TYPES)
-def test_long_contexts(native: ModuleType, pool_type: Any, threads: int) -> None:
+@of_each_type
+def test_long_contexts(native: ModuleType, query_type: Any, pool_type: Any, threads: int) -> None:
     native.limit_threads(threads)
     case = Case(
         rows=((1, 8191), (1, 3000), (1, 2), (9, 5000), (0, 0), (300, 1000)),
         spec=AttentionSpec(0.125),
+        query_type=query_type,
         pool_type=pool_type,
     )
     check(native, case)
@@ -217,7 +227,7 @@ def chunks(total: int, size: int, first: int = 0) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, total)) for begin in range(first, total, size)]
 
 
-@pytest.mark.parametrize("pool_type", TYPES.values(), ids=TYPES)
+@of_each_type
 @pytest.mark.parametrize(
     "spec",
     [
@@ -229,10 +239,18 @@ def chunks(total: int, size: int, first: int = 0) -> list[tuple[int, int]]:
 )
 @pytest.mark.parametrize(("group", "head_dim"), [(3, 64), (1, 24), (7, 128)])
 def test_a_token_gets_the_same_bits_in_any_company(
-    native: ModuleType, group: int, head_dim: int, spec: AttentionSpec, pool_type: Any
+    native: ModuleType,
+    group: int,
+    head_dim: int,
+    spec: AttentionSpec,
+    query_type: Any,
+    pool_type: Any,
 ) -> None:
     total = 600
-    case = Case(((total, 0),), spec, group=group, head_dim=head_dim, pool_type=pool_type)
+    case = Case(
+        ((total, 0),), spec, group=group, head_dim=head_dim, query_type=query_type,
+        pool_type=pool_type,
+    )  # fmt: skip
     built = build(case)
     company = build(replace(case, rows=tuple((1 + 11 * i % 40, 31 * i) for i in range(16))))
     for name in native.instruction_sets():
@@ -276,9 +294,12 @@ def join(one: Built, others: Built) -> Built:
     return Built(np.concatenate([one.q[:total], others.q]), pools, batch, [], [])
 
 
-def test_the_future_does_not_reach_the_past(native: ModuleType) -> None:
+@of_each_type
+def test_the_future_does_not_reach_the_past(
+    native: ModuleType, query_type: Any, pool_type: Any
+) -> None:
     """Not even where it overflowed, and is multiplied by a weight of zero."""
-    case = Case(((100, 100),), AttentionSpec(0.125))
+    case = Case(((100, 100),), AttentionSpec(0.125), query_type=query_type, pool_type=pool_type)
     built = build(case)
     block, offset = divmod(150, case.block_size)
     poisoned = KVPools(*(pool.copy() for pool in built.pools))

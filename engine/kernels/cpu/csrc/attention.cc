@@ -18,8 +18,7 @@ ffi::Future attend(ffi::ThreadPool& pool, const Shape& shape, const Scoring& sco
                    int64_t layer_offset, Operand& out, AttentionPlan plan) {
   auto call = std::make_shared<Attention<Q, T>>(
       kernels().attention, shape, scoring, visibility, data<const Q>(q), data<const T>(k) + layer_offset,
-      data<const T>(v) + layer_offset, data<Q>(out), std::move(plan),
-      threads_of(pool));
+      data<const T>(v) + layer_offset, data<Q>(out), std::move(plan), threads_of(pool));
   return parallel_for(pool, threads_of(pool), call->tasks(), [call](int64_t i) { call->run(i); });
 }
 
@@ -74,9 +73,14 @@ ffi::Future attention(ffi::ThreadPool pool, Operand q, Operand k, Operand v, Ope
   if (live < 0 || live > kv_lens.dimensions()[0]) return wrong("num_rows is out of range");
   if (window < 0 || chunk < 0 || !(soft_cap >= 0)) return wrong("window, chunk or soft_cap is negative");
 
-  const Shape shape = {heads, kv_heads, heads / kv_heads, head_dim,
+  const Shape shape = {heads,
+                       kv_heads,
+                       heads / kv_heads,
+                       head_dim,
                        (head_dim + kWidest - 1) / kWidest * kWidest,
-                       sizes[2], tables.dimensions()[1], data<const int32_t>(tables)};
+                       sizes[2],
+                       tables.dimensions()[1],
+                       data<const int32_t>(tables)};
   const Visibility visibility = {window, chunk};
   const Scoring scoring = {head_dim, scale, soft_cap};
   std::vector<AttentionRow> rows;
@@ -96,14 +100,14 @@ ffi::Future attention(ffi::ThreadPool pool, Operand q, Operand k, Operand v, Ope
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_attention, Guarded<attention>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()   // q
-                                  .Arg<ffi::AnyBuffer>()   // k
-                                  .Arg<ffi::AnyBuffer>()   // v
-                                  .Arg<ffi::AnyBuffer>()   // layer
-                                  .Arg<ffi::AnyBuffer>()   // starts
-                                  .Arg<ffi::AnyBuffer>()   // tables
-                                  .Arg<ffi::AnyBuffer>()   // kv_lens
-                                  .Arg<ffi::AnyBuffer>()   // num_rows
+                                  .Arg<ffi::AnyBuffer>()  // q
+                                  .Arg<ffi::AnyBuffer>()  // k
+                                  .Arg<ffi::AnyBuffer>()  // v
+                                  .Arg<ffi::AnyBuffer>()  // layer
+                                  .Arg<ffi::AnyBuffer>()  // starts
+                                  .Arg<ffi::AnyBuffer>()  // tables
+                                  .Arg<ffi::AnyBuffer>()  // kv_lens
+                                  .Arg<ffi::AnyBuffer>()  // num_rows
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("scale")
                                   .Attr<float>("soft_cap")

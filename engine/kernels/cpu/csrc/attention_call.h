@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,21 +32,49 @@ inline float widened(uint16_t bits) {
   return x;
 }
 
-inline const PieceTable<float>& piece_table(const AttentionTable& table, float) { return table.f32; }
-inline const PieceTable<uint16_t>& piece_table(const AttentionTable& table, uint16_t) { return table.bf16; }
+// The step of queries of type Q over pools of type T, and `kPerStep` of a query's numbers as one.
+template <typename Q, typename T>
+using StepOf = std::conditional_t<std::is_same_v<Q, float> || std::is_same_v<T, float>, float, Pair>;
+template <typename Q>
+void make_step(const Q* query, float& step) {
+  step = widened(*query);
+}
+inline void make_step(const uint16_t* query, Pair& step) { step = {{query[0], query[1]}}; }
+
+inline const PieceTable<float, float>& piece_table(const AttentionTable& table, float, float) {
+  return table.f32;
+}
+inline const PieceTable<uint16_t, float>& piece_table(const AttentionTable& table, uint16_t, float) {
+  return table.widened;
+}
+inline const PieceTable<uint16_t, Pair>& piece_table(const AttentionTable& table, uint16_t, Pair) {
+  return table.bf16;
+}
 inline Finish<float> finish_of(const AttentionTable& table, float) { return table.finish_f32; }
 inline Finish<uint16_t> finish_of(const AttentionTable& table, uint16_t) { return table.finish_bf16; }
 
 // One call: queries of type Q over pools of type T.
 template <typename Q, typename T>
 class Attention {
+  using Step = StepOf<Q, T>;
+
  public:
   Attention(const AttentionTable& table, const Shape& shape, const Scoring& scoring,
             const Visibility& visibility, const Q* q, const T* k, const T* v, Q* out, AttentionPlan plan,
             int64_t threads)
-      : threads_(threads), table_(table), pieces_(piece_table(table, T{})), shape_(shape), scoring_(scoring),
-        visibility_(visibility), q_(q), k_(k), v_(v), out_(out), plan_(std::move(plan)),
-        part_queries_(kNarrowTokens * shape.heads), left_(plan_.splits.size()) {
+      : threads_(threads),
+        table_(table),
+        pieces_(piece_table(table, T{}, Step{})),
+        shape_(shape),
+        scoring_(scoring),
+        visibility_(visibility),
+        q_(q),
+        k_(k),
+        v_(v),
+        out_(out),
+        plan_(std::move(plan)),
+        part_queries_(kNarrowTokens * shape.heads),
+        left_(plan_.splits.size()) {
     for (size_t i = 0; i < left_.size(); ++i) left_[i].store(plan_.splits[i].tasks);
     parts_.reset(new float[plan_.parts * part_size()]);
   }
@@ -94,21 +123,19 @@ class Attention {
         : per_head(task.tokens * call.shape_.group), queries(per_head * task.heads) {
       const int64_t head_dim = call.shape_.head_dim, width = call.shape_.width;
       const int64_t columns = (head_dim + kWidestStrip - 1) / kWidestStrip * kWidestStrip;
-      scratch.reset(Scratch::bytes_of<float>(queries * head_dim) + bytes_of_mixed(queries, width) +
-                    bytes_of_mixed(call.table_.queries, width) +
-                    Scratch::bytes_of<float>(kPiece * head_dim) +
-                    Scratch::bytes_of<float>(kPiece * columns) + Scratch::bytes_of<Keys>(per_head) +
-                    3 * Scratch::bytes_of<int64_t>(kPiece));
-      packed_queries = scratch.take<float>(queries * head_dim);
+      const int64_t steps = head_dim / kPerStep<Step>;
+      scratch.reset(Scratch::bytes_of<Step>(queries * steps) + bytes_of_mixed(queries, width) +
+                    bytes_of_mixed(call.table_.queries, width) + Scratch::bytes_of<Step>(kPiece * steps) +
+                    Scratch::bytes_of<Step>(kPiece / kPerStep<Step> * columns) +
+                    Scratch::bytes_of<Keys>(per_head) + 2 * Scratch::bytes_of<int64_t>(kPiece));
+      packed_queries = scratch.take<Step>(queries * steps);
       state = take_mixed(scratch, queries, width);
       from_piece = take_mixed(scratch, call.table_.queries, width);
-      packed_keys = scratch.take<float>(kPiece * head_dim);
-      packed_values = scratch.take<float>(kPiece * columns);
+      packed_keys = scratch.take<Step>(kPiece * steps);
+      packed_values = scratch.take<Step>(kPiece / kPerStep<Step> * columns);
       seen = scratch.take<Keys>(per_head);
       offsets = scratch.take<int64_t>(kPiece);
       next_offsets = scratch.take<int64_t>(kPiece);
-      packed_offsets = scratch.take<int64_t>(kPiece);
-      for (int64_t t = 0; t < kPiece; ++t) packed_offsets[t] = t * call.table_.strip;
     }
 
     static int64_t bytes_of_mixed(int64_t queries, int64_t width) {
@@ -121,14 +148,15 @@ class Attention {
     }
 
     const int64_t per_head, queries;
-    float* packed_queries;  // [kv head][call of `attend`][head_dim, its queries]
+    Step* packed_queries;  // [kv head][call of `attend`][steps of head_dim, its queries]
     Mixed state, from_piece;
-    float *packed_keys, *packed_values;
+    Step *packed_keys, *packed_values;
     Keys* seen;  // of the piece under way, by each query of a head
     Keys keys;   // of the piece in `offsets`, or in `next_offsets`
-    int64_t *offsets, *next_offsets, *packed_offsets;
+    int64_t *offsets, *next_offsets;
   };
 
+  int64_t steps() const { return shape_.head_dim / kPerStep<Step>; }
   int64_t part_size() const { return part_queries_ * (2 + shape_.width); }
 
   Mixed part(int64_t index) const {
@@ -166,10 +194,12 @@ class Attention {
   void pack_queries(const AttentionTask& task, const Workspace& space) const {
     for (int64_t head = 0; head < task.heads; ++head) {
       each_call(space.per_head, [&](int64_t first, int64_t count) {
-        float* packed = space.packed_queries + (head * space.per_head + first) * shape_.head_dim;
+        Step* packed = space.packed_queries + (head * space.per_head + first) * steps();
         for (int64_t i = 0; i < count; ++i) {
           const Q* query = q_ + place_of(task, head, first + i);
-          for (int64_t d = 0; d < shape_.head_dim; ++d) packed[d * count + i] = widened(query[d]);
+          for (int64_t d = 0; d < steps(); ++d) {
+            make_step(query + d * kPerStep<Step>, packed[d * count + i]);
+          }
         }
       });
     }
@@ -189,27 +219,18 @@ class Attention {
       next_values = ahead_of(*next.task, v_, space);
     }
 
-    // Where the values of a head serve more than one call, they are widened and laid out once.
-    const bool pack_values = space.per_head > table_.queries;
+    // Where the values of a head serve more than one call, they are laid out as steps once.
+    Step* packed_values = space.per_head > table_.queries ? space.packed_values : nullptr;
     for (int64_t head = 0; head < task.heads; ++head) {
       const int64_t column = (task.head + head) * shape_.head_dim;
       const Rows<T> k = {k_ + column, space.offsets}, v = {v_ + column, space.offsets};
       pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys, next_keys);
-      if (pack_values) pieces_.pack_values(v, keys, shape_.head_dim, space.packed_values);
+      if (packed_values != nullptr) pieces_.pack_values(v, keys, shape_.head_dim, packed_values);
       each_call(space.per_head, [&](int64_t first, int64_t count) {
         const int64_t query = head * space.per_head + first;
-        const float* queries = space.packed_queries + query * shape_.head_dim;
-        const Mixed result =
-            task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
-        if (pack_values) {
-          const Rows<float> rows = {space.packed_values, space.packed_offsets};
-          const Values<float> values = {rows, kPiece * table_.strip};
-          table_.f32.attend(scoring_, queries, count, space.seen + first, space.packed_keys, values, result,
-                            next_values);
-        } else {
-          pieces_.attend(scoring_, queries, count, space.seen + first, space.packed_keys,
-                         {v, table_.strip}, result, next_values);
-        }
+        const Mixed result = task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
+        pieces_.attend(scoring_, space.packed_queries + query * steps(), count, space.seen + first,
+                       space.packed_keys, v, packed_values, result, next_values);
         if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);
       });
     }
@@ -242,7 +263,7 @@ class Attention {
     ahead.rows = space.keys.end - space.keys.begin;
     ahead.row_bytes = task.heads * shape_.head_dim * kSize;
     ahead.element_bytes = kSize;
-    ahead.pace = table_.strip * kSize / 32;
+    ahead.pace = table_.strip * kSize * kPerStep<Step> / 32;
     return ahead;
   }
 
@@ -264,7 +285,7 @@ class Attention {
 
   const int64_t threads_;
   const AttentionTable& table_;
-  const PieceTable<T>& pieces_;
+  const PieceTable<T, Step>& pieces_;
   const Shape shape_;
   const Scoring scoring_;
   const Visibility visibility_;

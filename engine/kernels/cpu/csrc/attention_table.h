@@ -16,6 +16,16 @@ constexpr int64_t kWidest = 16;
 // Most columns in one strip of packed values.
 constexpr int64_t kWidestStrip = 32;
 
+// Scores and mixes of values are sums of steps: of one product in float32 where the queries or the
+// pools are, of two at once where both are bfloat16; then the weights of values are rounded to it.
+struct Pair {
+  uint16_t bits[2];
+};
+template <typename Step>
+constexpr int64_t kPerStep = 1;
+template <>
+inline constexpr int64_t kPerStep<Pair> = 2;
+
 // Keys [begin, end) of a piece; none if begin >= end.
 struct Keys {
   int64_t begin, end;
@@ -38,14 +48,6 @@ struct Ahead {
   int64_t pace;
 };
 
-// Values in strips of `AttentionTable::strip` columns: those of key t in strip s lie at
-// rows.base + rows.offsets[t] + s * stride.
-template <typename T>
-struct Values {
-  Rows<T> rows;
-  int64_t stride;
-};
-
 // What queries got so far: the mix of values is mixed / sum, both relative to e^top.
 struct Mixed {
   float* top;    // [queries]; -inf where nothing was seen
@@ -59,19 +61,21 @@ struct Scoring {
   float soft_cap;  // 0 is none
 };
 
-// Keys as [strips, head_dim, keys of a strip]. Reads `keys` alone, and puts copies of the first
-// or the last in the places of others in their strips.
-template <typename T>
-using PackKeys = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed, Ahead& ahead);
+// Keys as [strips, steps of head_dim, keys of a strip]. Reads `keys` alone, and puts copies of the
+// first or the last in the places of others in their strips.
+template <typename T, typename Step>
+using PackKeys = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, Step* packed, Ahead& ahead);
 
-// Values as [strips of columns, kPiece, columns of a strip].
-template <typename T>
-using PackValues = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, float* packed);
+// Values as [strips of columns, steps of kPiece, columns of a strip]; zeros beside `keys` in a step.
+template <typename T, typename Step>
+using PackValues = void (*)(Rows<T> rows, Keys keys, int64_t head_dim, Step* packed);
 
-// queries [head_dim, count] over the keys that each of them sees.
-template <typename T>
-using Attend = void (*)(const Scoring& scoring, const float* queries, int64_t count, const Keys* seen,
-                        const float* packed_keys, Values<T> values, Mixed result, Ahead& ahead);
+// queries [steps of head_dim, count] over the keys that each of them sees. Values are taken from
+// `packed_values` where that is not null.
+template <typename T, typename Step>
+using Attend = void (*)(const Scoring& scoring, const Step* queries, int64_t count, const Keys* seen,
+                        const Step* packed_keys, Rows<T> values, const Step* packed_values, Mixed result,
+                        Ahead& ahead);
 
 // into[q] merges with the next piece.
 using Merge = void (*)(Mixed into, Mixed piece, int64_t count, int64_t head_dim);
@@ -79,18 +83,20 @@ using Merge = void (*)(Mixed into, Mixed piece, int64_t count, int64_t head_dim)
 template <typename T>
 using Finish = void (*)(const float* mixed, float sum, T* out, int64_t head_dim);
 
-template <typename T>
+// Pools of type T.
+template <typename T, typename Step>
 struct PieceTable {
-  PackKeys<T> pack_keys;
-  PackValues<T> pack_values;
-  Attend<T> attend;
+  PackKeys<T, Step> pack_keys;
+  PackValues<T, Step> pack_values;
+  Attend<T, Step> attend;
 };
 
 struct AttentionTable {
   int64_t queries;  // most in one call of `attend`
-  int64_t strip;    // columns of a strip of packed values
-  PieceTable<float> f32;
-  PieceTable<uint16_t> bf16;
+  int64_t strip;    // keys or columns of a strip
+  PieceTable<float, float> f32;
+  PieceTable<uint16_t, float> widened;
+  PieceTable<uint16_t, Pair> bf16;
   Merge merge;
   Finish<float> finish_f32;
   Finish<uint16_t> finish_bf16;

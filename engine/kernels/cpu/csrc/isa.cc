@@ -11,6 +11,7 @@
 #endif
 
 #include "vec_math.h"
+#include "vec_steps.h"
 // Above: the vectors. Below: what is made of them.
 #include "attention_tiles.h"
 #include "convert_tiles.h"

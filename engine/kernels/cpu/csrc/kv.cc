@@ -47,7 +47,7 @@ void copy_into_pool(char* to, const char* from, int64_t bytes) {
 // A block of a pool is seldom in a cache when it is read, and the next one lies somewhere else:
 // what follows is fetched while this is copied. Fetching touches nothing, so it may go too far.
 void copy_from_pool(char* to, const char* from, int64_t bytes, const char* next) {
-  constexpr int64_t kLine = 64, kStep = 8 * kLine, kAhead = 16 * kStep;
+  constexpr int64_t kLine = 64, kStep = 4 * kLine, kAhead = 24 * kStep;
   for (int64_t done = 0; done < bytes; done += kStep) {
     const char* ahead = done + kAhead < bytes ? from + done + kAhead : next + (done + kAhead - bytes);
     for (int64_t line = 0; line < kStep; line += kLine) _mm_prefetch(ahead + line, _MM_HINT_T1);

@@ -19,7 +19,7 @@ namespace {
 
 // Below this many products of a row, a panel and a step, another thread takes longer to wake
 // than the work does. Up to eight rows cost alike: the time to read the weight.
-constexpr int64_t kWorthWaking = 24576;
+constexpr int64_t kWorthWaking = 65536;
 constexpr int64_t kRowsPerRead = 8;
 
 // How the rows and the columns of a call are split into tasks; a column is a panel, or the two

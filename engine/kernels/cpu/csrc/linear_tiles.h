@@ -15,13 +15,6 @@ constexpr int64_t kDepth = kLanes * 16;
 // How far ahead a panel is prefetched: what memory delivers while a line travels.
 constexpr int64_t kStepsAhead = 64;
 
-static inline Vec broadcast_step(const float* p) { return broadcast(*p); }
-static inline Pairs broadcast_step(const uint16_t* p) { return broadcast_pair(p); }
-static inline Vec load_step(const float* p) { return load(p); }
-static inline Pairs load_step(const uint16_t* p) { return load_pairs(p); }
-static inline Vec multiply_add(Vec x, Vec w, Vec sum) { return fma(x, w, sum); }
-static inline Vec multiply_add(Pairs x, Pairs w, Vec sum) { return dot_pairs(x, w, sum); }
-
 // `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart.
 template <int rows, typename T>
 static void add_tile(const T* x, const T* panel, int64_t steps, float (*sums)[kPanel]) {

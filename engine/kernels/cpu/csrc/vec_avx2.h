@@ -94,7 +94,8 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
 }
 
 // x, loaded once: compilers would rather load it again for each use.
-static inline Vec in_register(Vec x) {
+template <typename V>
+static inline V in_register(V x) {
   asm("" : "+x"(x));
   return x;
 }
@@ -129,6 +130,13 @@ static inline Vec second_of_pairs(Vec pairs) {
 // Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
 using Pairs = __m256i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+static inline void store_pairs(uint16_t* p, Pairs x) { _mm256_storeu_si256((__m256i*)p, x); }
+// Lane i holds a[i] and b[i]; n is at least the number of lanes.
+static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t) {
+  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)a));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)b));
+  return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
+}
 static inline Pairs broadcast_pair(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, 4);

@@ -34,9 +34,7 @@ static inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 static inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 static inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 // `x` in the first n lanes, `other` in the rest.
-static inline Vec keep_first(Vec x, Vec other, int64_t n) {
-  return _mm512_mask_blend_ps(first(n), other, x);
-}
+static inline Vec keep_first(Vec x, Vec other, int64_t n) { return _mm512_mask_blend_ps(first(n), other, x); }
 // `yes` where a < b, else `no`.
 static inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
@@ -77,12 +75,16 @@ static inline Vec load_first(const uint16_t* p, int64_t n) {
 }
 // Rounds to nearest even; NaN stays NaN.
 static inline __m256i narrow(Vec x) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(x);
+#else
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+#endif
 }
 static inline void store(uint16_t* p, Vec x) { _mm256_storeu_si256((__m256i*)p, narrow(x)); }
 static inline void store_first(uint16_t* p, Vec x, int64_t n) {
@@ -90,7 +92,8 @@ static inline void store_first(uint16_t* p, Vec x, int64_t n) {
 }
 
 // x, loaded once: compilers would rather load it again for each use.
-static inline Vec in_register(Vec x) {
+template <typename V>
+static inline V in_register(V x) {
   asm("" : "+v"(x));
   return x;
 }
@@ -132,6 +135,14 @@ static inline Vec second_of_pairs(Vec pairs) {
 // Products of bfloat16 pairs: lane i of `a` and `b` holds elements 2i and 2i + 1.
 using Pairs = __m512i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+static inline void store_pairs(uint16_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
+// Lane i holds a[i] and b[i]; the first n lanes, the others are 0.
+static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t n) {
+  const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m256i low = _mm256_maskz_loadu_epi16(first(n), a), high = _mm256_maskz_loadu_epi16(first(n), b);
+  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), order, _mm512_castsi256_si512(high));
+}
 static inline Pairs broadcast_pair(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, 4);
