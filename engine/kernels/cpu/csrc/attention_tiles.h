@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include <cmath>
+#include <math.h>
 
 namespace hexserve {
 namespace HEXSERVE_ISA {
