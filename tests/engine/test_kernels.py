@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
 from jax import Array
 
 from engine.kernels.batch import Batch, positions_and_slots, row_of_token
@@ -18,6 +19,8 @@ from engine.kernels.interface import AttentionSpec, KVPools
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.reference.kv import from_storage, storage_dtype, to_storage
 from engine.kernels.reference.live_rows import map_live_rows
+from tests.engine import attention_cases
+from tests.engine.attention_cases import cases
 
 KERNELS = ReferenceKernels("cpu")
 LAYERS, LAYER = 2, 1
@@ -152,6 +155,21 @@ def test_attention_of_an_empty_batch_is_zero() -> None:
     pool, _ = make_pool(rng, case, batch, np.nan)
     queries = np.ones((case.tokens, case.heads, case.head_dim), np.float32)
     assert not np.asarray(compiled(case)(queries, KVPools(pool, pool), np.int32(0), batch)).any()
+
+
+@settings(max_examples=15, deadline=None)
+@given(case=cases)
+def test_attention_sees_what_its_spec_says(case: attention_cases.Case) -> None:
+    built = attention_cases.build(case)
+    assume(len(built.q) != len(built.batch.kv_lens))  # that is a program for one-token rows
+    storage = KERNELS.pool_dtype(case.pool_type)
+    pools = KVPools(*(pool.view(storage) for pool in built.pools))
+    attend = jax.jit(KERNELS.attention, static_argnums=4)
+    result = attend(built.q, pools, np.int32(attention_cases.LAYER), built.batch, case.spec)
+    wanted = attention_cases.oracle(case, built)
+    result = np.asarray(result)[: len(wanted)].astype(np.float64)
+    largest = np.abs(wanted).max(axis=-1, keepdims=True)
+    assert (np.abs(result - wanted) / largest).max(initial=0) <= 2 * case.tolerance
 
 
 def test_storage_is_uint16_for_bfloat16_on_cpu_alone() -> None:
