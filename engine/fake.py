@@ -51,7 +51,7 @@ class FakeRunner:
         outcome = StepOutcome()
         for entry in plan.entries:
             if isinstance(entry, ImportKV):
-                self._pool[entry.slots] = entry.arrays[0][0, :, 0, 0]
+                self._pool[entry.slots] = entry.arrays[0][0, : len(entry.slots), 0, 0]
             elif isinstance(entry, ExportKV):
                 tokens = self._pool[entry.slots]
                 outcome.exported[entry.read_id] = (tokens.reshape(1, -1, 1, 1).copy(),)
