@@ -174,9 +174,11 @@ class JaxRunner:
         count = entry.stop - entry.start
         slots = self._padded_slots(entry.slots)
         exported = self._programs.export_kv(self._pools, slots, np.int32(count))
-        if not entry.on_device:
-            exported = tuple(np.asarray(array)[:, :count] for array in exported)
-        outcome.exported[entry.read_id] = exported
+        outcome.exported[entry.read_id] = (
+            exported
+            if entry.on_device
+            else tuple(np.asarray(array)[:, :count] for array in exported)
+        )
 
     def _run_import(self, entry: ImportKV) -> None:
         count = np.int32(len(entry.slots))

@@ -1,6 +1,7 @@
 """Moves KV between workers: a prefill worker's `KVSource`, a decode worker's `KVSink`.
 
     source = KVSource(layout, read, on_release, chunk_tokens=128)
+    server = serve_device(source, name)                         # device://process/name,
     server = await serve_shm(source, path)                      # shm:///path, and / or
     grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
 
@@ -14,6 +15,8 @@
 The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
 """
 
+from kvtransfer.device_transport import DeviceServer, device_uri, serve_device
+from kvtransfer.endpoints import TRANSPORTS
 from kvtransfer.errors import (
     IntegrityError,
     KVTransferError,
@@ -36,8 +39,10 @@ from kvtransfer.transfer import ReleaseCause
 __all__ = [
     "CHANNEL_OPTIONS",
     "SERVER_OPTIONS",
+    "TRANSPORTS",
     "ArraySpec",
     "Chunk",
+    "DeviceServer",
     "Fetch",
     "IntegrityError",
     "KVLayout",
@@ -53,6 +58,8 @@ __all__ = [
     "TransferAborted",
     "TransferTimeout",
     "UnknownTransfer",
+    "device_uri",
     "kv_service_handler",
+    "serve_device",
     "serve_shm",
 ]

@@ -23,13 +23,13 @@ MAX_PAYLOAD_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A received message and, for a chunk, one read-only buffer per array.
+    """A received message and, for a chunk, one read-only buffer or device array per array.
 
-    The buffers are valid until the chunk is acknowledged.
+    Buffers are valid until the chunk is acknowledged.
     """
 
     message: Message
-    payload: tuple[memoryview, ...] = ()
+    payload: tuple[Any, ...] = ()
 
 
 def encode_header(message: Message) -> bytes:

@@ -25,7 +25,7 @@ from kvtransfer.frames import (
     encode_frame,
 )
 from kvtransfer.messages import Message
-from kvtransfer.payload import as_bytes
+from kvtransfer.payload import Payload, as_bytes
 from kvtransfer.source import KVSource
 
 SERVICE = "hexserve.v1.KVTransfer"
@@ -61,12 +61,12 @@ def _decode(data: Any) -> Frame:
 class _CallChannel:
     """Either end of one call; `call` is what grpc.aio gives that end to read and to write."""
 
+    on_device = False
+
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def send(
-        self, message: Message, payload: Sequence[memoryview] = ()
-    ) -> Coroutine[Any, Any, None]:
+    def send(self, message: Message, payload: Payload = ()) -> Coroutine[Any, Any, None]:
         return self._write(encode_frame(message, payload))
 
     async def _write(self, frame: bytes) -> None:
@@ -84,7 +84,7 @@ class _CallChannel:
 
 
 class _SourceChannel(_CallChannel):
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
         return tuple(as_bytes(array) for array in arrays)
 
     async def close(self, *, idle: bool = False) -> None:

@@ -66,7 +66,10 @@ class ArrayHeader:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Source: KV of tokens [start, stop). `slot` is the credit it uses; `checksum` is xxh3_64."""
+    """Source: KV of tokens [start, stop). `slot` is the credit it uses.
+
+    `checksum` is the xxh3_64 of the payload, 0 for one that stays on the devices.
+    """
 
     slot: int
     group: int
