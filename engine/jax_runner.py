@@ -113,6 +113,7 @@ class JaxRunner:
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """See engine.runner.Runner."""
+        self._compiles.watch_this_thread()
         outcome = StepOutcome()
         for entry in plan.entries:
             match entry:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.addresses import MAX_SOCKET_PATH, WorkerAddress, parse_address
+from kvtransfer import TRANSPORTS, device_uri
+from settings.config import KV_TRANSPORTS
 from settings.errors import ConfigError
 
 
@@ -22,6 +24,31 @@ def test_a_unix_address_has_a_second_socket_beside_it(private: Path) -> None:
         private / "a.sock.kv",
         (f"shm://{private}/a.sock.kv", f"grpc+unix://{private}/a.sock"),
     )
+
+
+def test_transports_are_offered_in_the_order_that_was_asked_for(private: Path) -> None:
+    address = f"unix:{private}/a.sock"
+    shm, grpc = f"shm://{private}/a.sock.kv", f"grpc+unix://{private}/a.sock"
+    for transports, sources in {
+        ("device", "shm", "grpc"): (device_uri("a"), shm, grpc),
+        ("grpc", "device"): (grpc, device_uri("a")),
+        ("shm",): (shm,),
+    }.items():
+        parsed = parse_address(address, None, transports, "a")
+        assert parsed.sources == sources
+        assert (parsed.shm_path is not None) == ("shm" in transports)
+        assert (parsed.device_name is not None) == ("device" in transports)
+
+
+def test_transports_of_which_none_can_be_had_are_refused(private: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--kv_transports=device: .* has only shm and grpc"):
+        parse_address(f"unix:{private}/a.sock", None, ("device",))
+    with pytest.raises(ConfigError, match=r"--kv_transports=device,shm: .* has only grpc"):
+        parse_address("10.0.0.1:1", None, ("device", "shm"))
+
+
+def test_the_flag_and_the_library_know_the_same_transports() -> None:
+    assert KV_TRANSPORTS == TRANSPORTS
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777])

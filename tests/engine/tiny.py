@@ -59,8 +59,10 @@ def tiny_tensors(traits: Traits) -> dict[str, np.ndarray]:
     return tensors
 
 
-def tiny_placement(traits: Traits, kernels: str = "reference", shards: int = 1) -> Placement:
-    mesh = make_mesh(jax.devices()[:shards])
+def tiny_placement(
+    traits: Traits, kernels: str = "reference", shards: int = 1, first_device: int = 0
+) -> Placement:
+    mesh = make_mesh(jax.devices()[first_device : first_device + shards])
     return plan_placement(traits, choose_kernels("cpu", kernels), mesh)
 
 
