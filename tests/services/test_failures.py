@@ -341,7 +341,7 @@ async def test_losing_every_attempt_is_an_error_and_not_an_endless_loop() -> Non
     async with deployment("1,1") as served:
         tried = []
 
-        async def broken(transfer_id: bytes, start: int, stop: int) -> None:
+        async def broken(transfer_id: bytes, *_: object) -> None:
             tried.append(transfer_id)
             raise RuntimeError("no such memory")
 
