@@ -30,6 +30,7 @@ from kvtransfer.errors import (
 )
 from kvtransfer.fetch import Chunk, Fetch
 from kvtransfer.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, kv_service_handler
+from kvtransfer.jax_transport import Arrays, array_method
 from kvtransfer.layout import ArraySpec, KVLayout
 from kvtransfer.shm_transport import ShmServer, serve_shm
 from kvtransfer.sink import KVSink
@@ -41,6 +42,7 @@ __all__ = [
     "SERVER_OPTIONS",
     "TRANSPORTS",
     "ArraySpec",
+    "Arrays",
     "Chunk",
     "DeviceServer",
     "Fetch",
@@ -58,6 +60,7 @@ __all__ = [
     "TransferAborted",
     "TransferTimeout",
     "UnknownTransfer",
+    "array_method",
     "device_uri",
     "kv_service_handler",
     "serve_device",

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SCHEMES = {"device": ("device",), "shm": ("shm",), "grpc": ("grpc+unix", "grpc")}
+_SCHEMES = {
+    "device": ("device",),
+    "shm": ("shm",),
+    "jax": ("jax+unix", "jax"),
+    "grpc": ("grpc+unix", "grpc"),
+}
 """Transport → the schemes of its addresses, best first."""
 
 TRANSPORTS = tuple(_SCHEMES)
@@ -16,8 +21,8 @@ _KNOWN = tuple(scheme for schemes in _SCHEMES.values() for scheme in schemes)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`target` is process/name (device), a socket's absolute path (shm, grpc+unix) or host:port
-    (grpc)."""
+    """`target` is process/name (device), a socket's absolute path (shm, grpc+unix, jax+unix) or
+    host:port (grpc, jax)."""
 
     scheme: str
     target: str
@@ -28,7 +33,7 @@ class Endpoint:
 
 def parse_endpoint(uri: str) -> Endpoint:
     """Raises ValueError if `uri` is none of device://process/name, shm:///path,
-    grpc+unix:///path, grpc://host:port."""
+    grpc+unix:///path, grpc://host:port, jax+unix:///path, jax://host:port."""
     scheme, separator, target = uri.partition("://")
     if not separator or scheme not in _KNOWN:
         raise ValueError(f"{uri!r}: the scheme must be one of {', '.join(_KNOWN)}")
@@ -36,10 +41,10 @@ def parse_endpoint(uri: str) -> Endpoint:
         process, _, name = target.partition("/")
         if not process or not name:
             raise ValueError(f"{uri!r}: expected device://process/name")
-    elif scheme == "grpc":
+    elif scheme in ("grpc", "jax"):
         host, _, port = target.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{uri!r}: expected grpc://host:port")
+            raise ValueError(f"{uri!r}: expected {scheme}://host:port")
     elif not target.startswith("/"):
         raise ValueError(f"{uri!r}: expected an absolute path, {scheme}:///path")
     return Endpoint(scheme, target)

@@ -11,6 +11,7 @@ from kvtransfer.endpoints import TRANSPORTS, Endpoint, ranked
 from kvtransfer.errors import SourceUnreachable
 from kvtransfer.fetch import Fetch
 from kvtransfer.grpc_transport import GrpcConnector
+from kvtransfer.jax_transport import Arrays, connect_arrays
 from kvtransfer.layout import KVLayout
 from kvtransfer.shm_transport import connect_shm
 
@@ -18,7 +19,7 @@ from kvtransfer.shm_transport import connect_shm
 class KVSink:
     """Fetches KV from sources. Lives on one asyncio loop; close it when no fetch is open.
 
-    `transports` are the names of those it uses, best first.
+    `transports` are the names of those it uses, best first; jax is not used without `arrays`.
     `connect_timeout_s` bounds the opening of one endpoint; `admit_timeout_s` the wait for the
     source's admission (None: as long as the connection holds); `stall_timeout_s` the wait for
     the next chunk once pulled.
@@ -29,12 +30,14 @@ class KVSink:
         layout: KVLayout,
         *,
         transports: Sequence[str] = TRANSPORTS,
+        arrays: Arrays | None = None,
         connect_timeout_s: float = 2.0,
         admit_timeout_s: float | None = None,
         stall_timeout_s: float = 60.0,
     ) -> None:
         self.layout = layout
-        self._transports = tuple(transports)
+        self._transports = tuple(t for t in transports if t != "jax" or arrays is not None)
+        self._arrays = arrays
         self._admit_timeout_s = admit_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -75,6 +78,9 @@ class KVSink:
             return await connect_device(endpoint.target)
         if endpoint.scheme == "shm":
             return await connect_shm(endpoint.target)
+        if endpoint.scheme.startswith("jax"):
+            assert self._arrays is not None
+            return await connect_arrays(self._grpc, endpoint, self._arrays)
         return await self._grpc.connect(endpoint)
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import tempfile
@@ -22,17 +23,19 @@ from kvtransfer import (
     KVSink,
     KVSource,
     ReleaseCause,
+    array_method,
     kv_service_handler,
     serve_device,
     serve_shm,
 )
+from kvtransfer.array_transfer import ArrayTransfer
 from kvtransfer.channel import ChannelClosed
 from kvtransfer.frames import Frame
 from kvtransfer.messages import Message
 from kvtransfer.payload import Payload, as_bytes
 from kvtransfer.protocol import State
 
-TRANSPORTS = ("device", "shm", "grpc+unix", "grpc")
+TRANSPORTS = ("device", "shm", "jax+unix", "jax", "grpc+unix", "grpc")
 CHUNK = 8
 
 LAYOUT = KVLayout("tiny", (ArraySpec("k", "float32", 3, 2, 5), ArraySpec("v", "float32", 3, 2, 5)))
@@ -45,6 +48,17 @@ MIXED = KVLayout(
         ArraySpec("extra", "float32", 1, 1, 3),
     ),
 )
+
+
+@functools.cache
+def prefill_arrays() -> ArrayTransfer:
+    """The source's end of jax.experimental.transfer; a process keeps it for good."""
+    return ArrayTransfer("localhost", jax.devices()[:1])
+
+
+@functools.cache
+def decode_arrays() -> ArrayTransfer:
+    return ArrayTransfer("localhost", jax.devices()[:1])
 
 
 async def eventually(predicate: Callable[[], bool]) -> None:
@@ -183,13 +197,14 @@ async def serving(source: KVSource, transport: str) -> AsyncIterator[str]:
             yield server.uri
             return
         grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
-        grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
-        if transport == "grpc+unix":
+        more = array_method(source, prefill_arrays()) if transport.startswith("jax") else {}
+        grpc_server.add_generic_rpc_handlers((kv_service_handler(source, more),))
+        if transport.endswith("+unix"):
             folder = await stack.enter_async_context(socket_folder())
-            uri = f"grpc+unix://{folder}/grpc.sock"
+            uri = f"{transport}://{folder}/grpc.sock"
             grpc_server.add_insecure_port(f"unix:{folder}/grpc.sock")
         else:
-            uri = f"grpc://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+            uri = f"{transport}://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, None)
         yield uri
@@ -203,7 +218,8 @@ async def linked(
     source = KVSource(
         layout, owner.read, owner.on_release, **{"chunk_tokens": CHUNK, "window": 2, **options}
     )
-    sink = KVSink(sink_layout or layout, stall_timeout_s=10)
+    arrays = decode_arrays() if transport.startswith("jax") else None
+    sink = KVSink(sink_layout or layout, arrays=arrays, stall_timeout_s=10)
     try:
         async with serving(source, transport) as uri:
             yield Link(owner, source, sink, [uri])
