@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from engine.events import Abort, Add, Admitted, BeginDecode, Command, KVWritten, WriteKV
 from engine.types import AttemptId, Failure, FailureCode, SequenceId, SequenceRequest
-from kvtransfer import TRANSPORTS, Chunk, Fetch, KVLayout, KVSink, KVTransferError
+from kvtransfer import TRANSPORTS, Arrays, Chunk, Fetch, KVLayout, KVSink, KVTransferError
 from protos import worker_pb2 as wire
 from protos.codec import StartOrder, WireError, decode_delta
 from protos.session_server import SessionServer
@@ -48,12 +48,15 @@ class DecodeService:
         layout: KVLayout,
         chunk_tokens: int,
         transports: Sequence[str] = TRANSPORTS,
+        arrays: Arrays | None = None,
     ) -> None:
-        """`chunk_tokens`: the most tokens of one WriteKV; `transports`: see KVSink."""
+        """`chunk_tokens`: the most tokens of one WriteKV; `transports`, `arrays`: see KVSink."""
         self._submit = submit
         self._chunk_tokens = chunk_tokens
         self._sessions: SessionServer | None = None
-        self._sink = KVSink(layout, transports=transports, stall_timeout_s=STALL_LIMIT_S)
+        self._sink = KVSink(
+            layout, transports=transports, arrays=arrays, stall_timeout_s=STALL_LIMIT_S
+        )
         self._fetches: dict[AttemptId, asyncio.Task[None]] = {}
         self._admissions: dict[SequenceId, asyncio.Future[None]] = {}
         self._write_ids = itertools.count()

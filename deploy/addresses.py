@@ -18,13 +18,15 @@ MAX_SOCKET_PATH = 107  # bytes that fit sun_path beside its terminating zero
 class WorkerAddress:
     """`grpc` is the target to listen at; `sources` where its KV can be fetched, best first.
 
-    `shm_path` and `device_name` are None where its KV is not served so.
+    `shm_path` and `device_name` are None where its KV is not served so. `host` is what other
+    workers reach this one's machine by.
     """
 
     grpc: str
     shm_path: Path | None
     sources: tuple[str, ...]
     device_name: str | None = None
+    host: str = "127.0.0.1"
 
 
 def parse_address(
@@ -53,7 +55,9 @@ def parse_address(
                 f"--address={address}: the path has more than {MAX_SOCKET_PATH - 3} bytes"
             )
         _check_private(path.parent)
-        uris = {"shm": f"shm://{shm_path}", "grpc": f"grpc+unix://{path}"}
+        uris = {
+            "shm": f"shm://{shm_path}", "jax": f"jax+unix://{path}", "grpc": f"grpc+unix://{path}"
+        }  # fmt: skip
         if device_name is not None:
             uris["device"] = device_uri(device_name)
         sources = _offered(uris, transports, address)
@@ -69,8 +73,9 @@ def parse_address(
         raise ConfigError(
             f"--address={address}: other workers cannot reach {seen_host}; give --advertise"
         )
-    uris = {"grpc": f"grpc://{seen_host}:{seen_port}"}
-    return WorkerAddress(f"{host}:{port}", None, _offered(uris, transports, address))
+    uris = {name: f"{name}://{seen_host}:{seen_port}" for name in ("jax", "grpc")}
+    sources = _offered(uris, transports, address)
+    return WorkerAddress(f"{host}:{port}", None, sources, host=seen_host)
 
 
 def _offered(uris: dict[str, str], transports: Sequence[str], address: str) -> tuple[str, ...]:
@@ -78,7 +83,7 @@ def _offered(uris: dict[str, str], transports: Sequence[str], address: str) -> t
     if not sources:
         raise ConfigError(
             f"--kv_transports={','.join(transports)}: a worker at {address} has only "
-            f"{' and '.join(uris)}"
+            f"{', '.join(uris)}"
         )
     return sources
 

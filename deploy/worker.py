@@ -14,13 +14,14 @@ from typing import NoReturn
 
 from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
-from deploy.addresses import parse_address
+from deploy.addresses import WorkerAddress, parse_address
 from deploy.roster import PlannedWorker
 from deploy.signals import in_daemon_thread, leave, run_until_signalled, unless_stopped
 from deploy.worker_host import WorkerHost
 from engine.build import BuiltEngine, build_engine
 from engine.models.traits import UnsupportedModel
-from settings.config import WorkerConfig
+from kvtransfer import Arrays
+from settings.config import KV_TRANSPORTS, WorkerConfig, default_kv_transports
 from settings.errors import ConfigError
 from telemetry.logs import set_up_logging
 
@@ -40,20 +41,20 @@ async def run_workers(
     Each worker has its own slice of this process's devices and an engine thread of its own.
     """
     began = time.monotonic()
-    shared = len(workers) > 1
-    addresses = [
-        parse_address(
-            worker.address, config.advertise, config.kv_transports, worker.name if shared else None
-        )
-        for worker in workers
-    ]
+    # What is wrong with an address shows before the weights are read.
+    _addresses(config, workers, config.kv_transports or KV_TRANSPORTS)
     engines = await unless_stopped(in_daemon_thread(_load, config, workers), stop)
     if engines is None:
         return
+    transports = config.kv_transports or default_kv_transports(engines[0].platform)
+    addresses = _addresses(config, workers, transports)
     hosts: list[WorkerHost] = []
     try:
         for worker, address, built in zip(workers, addresses, engines, strict=True):
-            host = WorkerHost(built, worker.roles, address, config.kv_transports)
+            arrays = None
+            if "jax" in transports:
+                arrays = await in_daemon_thread(_array_transfer, address, built)
+            host = WorkerHost(built, worker.roles, address, transports, arrays)
             hosts.append(host)
             await host.open()
             log.info(
@@ -68,6 +69,28 @@ async def run_workers(
                 await asyncio.gather(*(host.close() for host in hosts))
         except TimeoutError:
             log.warning("a step is still running: ending without it")
+
+
+def _addresses(
+    config: WorkerConfig, workers: Sequence[PlannedWorker], transports: Sequence[str]
+) -> list[WorkerAddress]:
+    """Workers that share a process have names there, so that they reach each other in it."""
+    shared = len(workers) > 1
+    return [
+        parse_address(worker.address, config.advertise, transports, worker.name if shared else None)
+        for worker in workers
+    ]
+
+
+def _array_transfer(address: WorkerAddress, built: BuiltEngine) -> Arrays:
+    import jax
+
+    from kvtransfer.array_transfer import ArrayTransfer
+
+    try:
+        return ArrayTransfer(address.host, built.devices or jax.local_devices()[:1])
+    except OSError as error:
+        raise ConfigError(f"{address.host}, for --kv_transports=jax: {error}") from error
 
 
 def _load(config: WorkerConfig, workers: Sequence[PlannedWorker]) -> list[BuiltEngine]:

@@ -17,10 +17,12 @@ from engine.types import AttemptId, Failure, Load, Role, TokenDelta
 from kvtransfer import (
     SERVER_OPTIONS,
     TRANSPORTS,
+    Arrays,
     ArraySpec,
     DeviceServer,
     KVLayout,
     ShmServer,
+    array_method,
     kv_service_handler,
     serve_device,
     serve_shm,
@@ -50,8 +52,12 @@ class WorkerHost:
         roles: Role,
         address: WorkerAddress,
         transports: Sequence[str] = TRANSPORTS,
+        arrays: Arrays | None = None,
     ) -> None:
-        """`transports`: those by which its decode service fetches KV, best first."""
+        """`transports` and `arrays`: by which its decode service fetches KV, see KVSink.
+
+        `arrays` is also what its prefill service offers KV by, if it is there.
+        """
         layout = KVLayout(
             built.limits.fingerprint,
             tuple(ArraySpec(a.name, a.dtype, a.layers, a.heads, a.width) for a in built.arrays),
@@ -59,7 +65,8 @@ class WorkerHost:
         self._engine = built.engine
         submit = self._engine.submit
         self._prefill = PrefillService(submit, layout, built.chunk_tokens)
-        self._decode = DecodeService(submit, layout, built.chunk_tokens, transports)
+        self._decode = DecodeService(submit, layout, built.chunk_tokens, transports, arrays)
+        self._arrays = arrays
         self._roles = roles
         self._address = address
         sources = address.sources if Role.PREFILL in roles else ()
@@ -126,7 +133,10 @@ class WorkerHost:
         self._thread.start()
         server = grpc.aio.server(options=tuple(_server_options().items()))
         source, address = self._prefill.source, self._address
-        server.add_generic_rpc_handlers((self._sessions.handler(), kv_service_handler(source)))
+        methods = {} if self._arrays is None else array_method(source, self._arrays)
+        server.add_generic_rpc_handlers(
+            (self._sessions.handler(), kv_service_handler(source, methods))
+        )
         try:
             if not server.add_insecure_port(address.grpc):
                 raise RuntimeError("no port was bound")

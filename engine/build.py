@@ -52,13 +52,22 @@ class KVArray:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine and what others must know of it. `runner` is to be warmed up."""
+    """An engine and what others must know of it. `runner` is to be warmed up.
+
+    `devices` are the engine's, in the order of its mesh; none for the fake model.
+    """
 
     engine: Engine
     runner: Runner
     limits: ModelLimits
     arrays: tuple[KVArray, ...]
     chunk_tokens: int
+    devices: tuple[Any, ...] = ()
+
+    @property
+    def platform(self) -> str:
+        """jax's name for the kind of the devices."""
+        return self.devices[0].platform if self.devices else "cpu"
 
 
 def build_engine(
@@ -201,6 +210,7 @@ def _build_jax(
         _model_limits(checkpoint, limits, pool, fingerprint),
         arrays,
         _chunk_tokens(arrays),
+        tuple(devices),
     )
 
 

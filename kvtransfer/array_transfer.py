@@ -41,27 +41,26 @@ _HEADS = 2
 
 
 class ArrayTransfer:
-    """Parks arrays for other processes and pulls theirs. Starts a server at the first use.
+    """Parks arrays for other processes and pulls theirs; starts a server for that.
 
     `host` is what other processes reach this machine by, `devices` where pulled arrays go.
+    Raises OSError if `host` cannot be resolved.
     """
 
     def __init__(self, host: str, devices: Sequence[jax.Device]) -> None:
-        self._host = host
         self._devices = tuple(devices)
-        self._server: transfer.TransferServer | None = None
         self._connections: dict[str, transfer.TransferConnection] = {}
-        self._starting = threading.Lock()
+        address = f"{_number_of(host)}:0"
+        client = self._devices[0].client
+        self._server = transfer.start_transfer_server(client, address, [address])
 
     def park(self, arrays: Sequence[Any]) -> Parked:
         """Holds a chunk's arrays for one reader, each divided by heads or not at all."""
         held = [_pieces(array) for array in arrays]
-        parked = Parked(
-            secrets.randbits(63), self._started().address(), len(held[0]), arrays[0].shape[1]
-        )
+        uuid = secrets.randbits(63)
         flat = [piece for pieces in held for piece in pieces]
-        self._started().await_pull(parked.uuid, flat, timeout=_in(PARKED_S))
-        return parked
+        self._server.await_pull(uuid, flat, timeout=_in(PARKED_S))
+        return Parked(uuid, self._server.address(), len(held[0]), arrays[0].shape[1])
 
     async def pull(self, parked: Parked, headers: Sequence[ArrayHeader]) -> list[Any]:
         """The arrays of a chunk: device arrays, or numpy ones where this end has fewer devices.
@@ -97,7 +96,7 @@ class ArrayTransfer:
     def _pull(self, parked: Parked, specs: list[list[Any]]) -> list[list[jax.Array]]:
         connection = self._connections.get(parked.address)
         if connection is None:
-            connection = self._started().connect(parked.address)
+            connection = self._server.connect(parked.address)
             self._connections[parked.address] = connection
         pulled: list[list[jax.Array]] = connection.pull(parked.uuid, specs, timeout=_in(PULL_S))
         return jax.block_until_ready(pulled)
@@ -116,14 +115,11 @@ class ArrayTransfer:
             pieces,
         )
 
-    def _started(self) -> transfer.TransferServer:
-        with self._starting:
-            if self._server is None:
-                # By number: the server resolves no names.
-                address = f"{socket.gethostbyname(self._host)}:0"
-                client = self._devices[0].client
-                self._server = transfer.start_transfer_server(client, address, [address])
-            return self._server
+
+def _number_of(host: str) -> str:
+    """The IP address of `host`: the transfer server resolves no names."""
+    number = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0]
+    return f"[{number}]" if ":" in str(number) else str(number)
 
 
 def _pieces(array: Any) -> list[jax.Array]:

@@ -204,10 +204,10 @@ TRANSFER = Group(
     (
         Flag(
             "kv_transports",
-            "how KV may move between workers, best first: device (in one process), shm (on one "
-            "machine), grpc",
+            "how KV may move between workers, best first (device,shm,jax,grpc; CPU: without "
+            "jax): device within a process, shm within a machine, jax from devices to devices "
+            "between processes, grpc",
             _transports,
-            KV_TRANSPORTS,
         ),
     ),
 )

@@ -53,12 +53,12 @@ MIXED = KVLayout(
 @functools.cache
 def prefill_arrays() -> ArrayTransfer:
     """The source's end of jax.experimental.transfer; a process keeps it for good."""
-    return ArrayTransfer("localhost", jax.devices()[:1])
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
 
 
 @functools.cache
 def decode_arrays() -> ArrayTransfer:
-    return ArrayTransfer("localhost", jax.devices()[:1])
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
 
 
 async def eventually(predicate: Callable[[], bool]) -> None:

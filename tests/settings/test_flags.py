@@ -158,9 +158,9 @@ def test_what_is_not_there_yet_is_refused_by_name(argument: str, shown: str) -> 
         ("--cpus=-1", "from 0"),
         ("--workers=a:1,,b:2", "an address is empty"),
         ("--warmup=maybe", "true or false"),
-        ("--kv_transports=shm,rdma", "some of device, shm, grpc are wanted"),
+        ("--kv_transports=shm,rdma", "some of device, shm, jax, grpc are wanted"),
         ("--kv_transports=shm,shm", "each once"),
-        ("--kv_transports=", "some of device, shm, grpc"),
+        ("--kv_transports=", "some of device, shm, jax, grpc"),
         ("--seed", "expected one argument"),
     ],
 )
