@@ -18,19 +18,22 @@ from kvtransfer.endpoints import Endpoint
 from kvtransfer.errors import ProtocolError
 from kvtransfer.frames import MAX_PAYLOAD_BYTES, Frame, decode_bare, encode_header
 from kvtransfer.grpc_transport import CallChannel, GrpcConnector, session_handler
+from kvtransfer.layout import KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader, Message, Parked
-from kvtransfer.payload import Payload
+from kvtransfer.payload import Payload, check_header
 from kvtransfer.source import KVSource
 
 METHOD = "FetchArrays"
 
 
 class Arrays(Protocol):
-    """What moves the arrays: `kvtransfer.array_transfer.ArrayTransfer`."""
+    """What moves the arrays; `kvtransfer.array_transfer.ArrayTransfer` does."""
 
-    def park(self, arrays: Sequence[Any]) -> Parked: ...
+    def park(self, arrays: Sequence[Any]) -> Parked:
+        """Holds a chunk's arrays for one reader; returns what to tell it."""
 
-    async def pull(self, parked: Parked, headers: Sequence[ArrayHeader]) -> list[Any]: ...
+    async def pull(self, parked: Parked, headers: Sequence[ArrayHeader]) -> list[Any]:
+        """The arrays of a chunk, `parked.tokens` tokens each. Raises KVTransferError."""
 
 
 class _ArrayChannel(CallChannel):
@@ -58,6 +61,10 @@ class _SourceChannel(_ArrayChannel):
 
 
 class _ReaderChannel(_ArrayChannel):
+    def __init__(self, call: Any, arrays: Arrays, layout: KVLayout) -> None:
+        super().__init__(call, arrays)
+        self._layout = layout
+
     async def send(self, message: Message, payload: Payload = ()) -> None:
         await self.write(encode_header(message))
 
@@ -70,18 +77,20 @@ class _ReaderChannel(_ArrayChannel):
         chunk = decode_bare(await self.read())
         if not isinstance(chunk, ChunkHeader):
             raise ProtocolError(f"arrays were parked for {type(chunk).__name__}, not for a chunk")
-        _check(message, chunk)
+        _check(message, chunk, self._layout)
         return Frame(chunk, tuple(await self._arrays.pull(message, chunk.arrays)))
 
     async def close(self, *, idle: bool = False) -> None:
         self.cancel()
 
 
-def _check(parked: Parked, chunk: ChunkHeader) -> None:
+def _check(parked: Parked, chunk: ChunkHeader, layout: KVLayout) -> None:
+    """Before any memory is taken. Raises IntegrityError and ProtocolError."""
+    check_header(layout, chunk, chunk.start, chunk.stop)
     tokens = chunk.stop - chunk.start
-    if parked.tokens < tokens or any(array.shape[1] != tokens for array in chunk.arrays):
+    if parked.tokens < tokens:
         raise ProtocolError(f"a chunk of {tokens} tokens in arrays of {parked.tokens}")
-    size = sum(array.nbytes for array in chunk.arrays) // tokens * parked.tokens
+    size = layout.bytes_per_token * parked.tokens
     if size > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a chunk padded to {size} bytes; at most {MAX_PAYLOAD_BYTES}")
     for array in chunk.arrays:
@@ -95,7 +104,7 @@ def array_method(source: KVSource, arrays: Arrays) -> dict[str, grpc.RpcMethodHa
 
 
 async def connect_arrays(
-    connector: GrpcConnector, endpoint: Endpoint, arrays: Arrays
+    connector: GrpcConnector, endpoint: Endpoint, arrays: Arrays, layout: KVLayout
 ) -> _ReaderChannel:
     """Raises ChannelClosed if the source cannot be reached; the caller bounds the time."""
-    return _ReaderChannel(await connector.call(endpoint, METHOD), arrays)
+    return _ReaderChannel(await connector.call(endpoint, METHOD), arrays, layout)

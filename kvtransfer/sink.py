@@ -80,7 +80,7 @@ class KVSink:
             return await connect_shm(endpoint.target)
         if endpoint.scheme.startswith("jax"):
             assert self._arrays is not None
-            return await connect_arrays(self._grpc, endpoint, self._arrays)
+            return await connect_arrays(self._grpc, endpoint, self._arrays, self.layout)
         return await self._grpc.connect(endpoint)
 
     async def close(self) -> None:

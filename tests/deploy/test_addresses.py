@@ -45,9 +45,7 @@ def test_transports_are_offered_in_the_order_that_was_asked_for(private: Path) -
 
 
 def test_transports_of_which_none_can_be_had_are_refused(private: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--kv_transports=device: .* has only shm, jax, grpc"
-    ):
+    with pytest.raises(ConfigError, match=r"--kv_transports=device: .* has only shm, jax, grpc"):
         parse_address(f"unix:{private}/a.sock", None, ("device",))
     with pytest.raises(ConfigError, match=r"--kv_transports=device,shm: .* has only jax, grpc"):
         parse_address("10.0.0.1:1", None, ("device", "shm"))

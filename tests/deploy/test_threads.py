@@ -32,8 +32,9 @@ def tiny_llama(fake_folder: Path, tmp_path: Path) -> Path:
         ("1,1", ["--worker_distributed_method=thread", "--tensor_parallel_size=2"]),
         ("1,1", ["--worker_distributed_method=thread", "--kv_transports=grpc"]),
         ("1,1", ["--worker_distributed_method=mp"]),
+        ("1,1", ["--kv_transports=jax", "--tensor_parallel_size=2"]),
     ],
-    ids=["device to device", "on 2 devices each", "by grpc", "processes"],
+    ids=["device to device", "on 2 devices each", "by grpc", "processes", "processes by jax"],
 )
 def test_every_placement_gives_the_golden_tokens(
     launch: Launch, tiny_llama: Path, topology: str, flags: list[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -12,6 +13,8 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import jax
 
 from deploy.addresses import parse_address
 from deploy.worker_host import WorkerHost
@@ -24,15 +27,22 @@ from engine.plan import RunBatch, StepOutcome, StepPlan
 from engine.scheduler import Scheduler
 from engine.types import COLOCATED, FinishReason, ModelLimits, Role, SamplingParams, TokenDelta
 from kvtransfer import KVSource
+from kvtransfer.array_transfer import ArrayTransfer
 from router.dispatch import Dispatcher
 from router.workers import WorkerPool
 
-EACH_TRANSPORT = (("device",), ("shm",), ("grpc",))
+EACH_TRANSPORT = (("device",), ("shm",), ("jax",), ("grpc",))
 TOPOLOGIES = ("1,1", "2,1", "1,2", "3,1", "colocated")
 VOCAB = 97
 MAX_MODEL_LEN = 64
 BLOCK_SIZE = 4
 CHUNK_TOKENS = 8
+
+
+@functools.cache
+def array_transfer(roles: Role) -> ArrayTransfer:
+    """An end of jax.experimental.transfer; a process keeps it for good."""
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
 
 
 async def eventually(predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -234,7 +244,8 @@ async def deployment(
         for name, roles in roles_of(topology):
             address = parse_address(f"unix:{folder}/{name}.sock", None, transports, name)
             built = build(num_blocks, step_s, **limits | (only or {}).get(name, {}))
-            host = WorkerHost(built, roles, address, transports)
+            arrays = array_transfer(roles) if "jax" in transports else None
+            host = WorkerHost(built, roles, address, transports, arrays)
             members[name] = Member(name, host, built.runner, built)
             await host.open()
             addresses.append(address.grpc)
