@@ -80,7 +80,8 @@ class ExportKV:
 class ImportKV:
     """Copy KV of tokens [start, start + n) into the pool.
 
-    Numpy `arrays` are read before the step that holds this entry returns, not after.
+    Numpy `arrays` are read before the step that holds this entry returns, not after. Those on
+    devices are this process's, and may be on others than the pool's.
     """
 
     import_id: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import jax
@@ -10,9 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from engine.build import _devices
+from engine.compiles import CompileCounter
 from engine.jax_runner import JaxRunner
 from engine.plan import ExportKV, ImportKV, StepPlan
 from engine.types import KVArrays, Role
+from settings.errors import ConfigError
 from tests.engine.helpers import deltas_of, hand_over, request
 from tests.engine.tiny import (
     CHUNK_TOKENS,
@@ -148,3 +152,29 @@ def test_a_request_handed_over_on_devices_gives_the_same_tokens(prefill: int, de
         answers.append([token for delta in deltas for token in delta.tokens])
     assert answers[0] == answers[1]
     assert len(answers[0]) == 12
+
+
+def test_compiles_are_those_of_the_thread_that_runs_the_engine() -> None:
+    """In one process, another worker's warm-up is no compile after this one's."""
+    counter = CompileCounter()
+    compile_anew()
+    assert counter.count == 0
+    counter.watch_this_thread()
+    compile_anew()
+    assert counter.count == 1
+    other = threading.Thread(target=compile_anew)
+    other.start()
+    other.join()
+    assert counter.count == 1
+
+
+def compile_anew() -> None:
+    jax.jit(lambda x: x + 1).lower(np.int32(1)).compile()
+
+
+def test_workers_of_one_process_that_have_too_few_devices_are_refused() -> None:
+    there = len(jax.local_devices())
+    assert _devices(2, there - 2) == jax.local_devices()[-2:]
+    wanted = rf"--tensor_parallel_size=2: 2 devices are needed beside the {there - 1} of other"
+    with pytest.raises(ConfigError, match=f"{wanted} workers, this process has {there} cpu"):
+        _devices(2, there - 1)
