@@ -43,16 +43,14 @@ async def running_deployment(
     accelerators = find_accelerators(
         config.jax_platforms, installed_backends(), config.visible_devices
     )
+    devices = config.engine.tensor_parallel_size
     in_threads = works_in_threads(config.worker_distributed_method, topology, accelerators.kind)
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(
-            topology, flags, accelerators, config.engine.tensor_parallel_size,
-            in_threads=in_threads,
-        ) as workers,
+        LocalWorkers(topology, flags, accelerators, devices, in_threads=in_threads) as workers,
         running_router(listener, folders, config.model, config.http, workers.addresses) as router,
-    ):  # fmt: skip
+    ):
         log.info("listening at %s, not ready yet", router.url)
         yield router, workers
 

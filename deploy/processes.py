@@ -86,6 +86,8 @@ class LocalWorkers:
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
 
+        `in_threads`: all workers in one process, which divides the devices among them.
+
         Raises:
             ConfigError: there are fewer accelerators than workers.
         """

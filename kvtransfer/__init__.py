@@ -3,7 +3,8 @@
     source = KVSource(layout, read, on_release, chunk_tokens=128)
     server = serve_device(source, name)                         # device://process/name,
     server = await serve_shm(source, path)                      # shm:///path, and / or
-    grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
+    handler = kv_service_handler(source, array_method(source, arrays))
+    grpc_server.add_generic_rpc_handlers((handler,))            # jax:// and grpc://host:port
 
     fetch = sink.fetch([server.uri, "grpc://10.0.0.7:9000"], transfer_id)
     tokens = await fetch.admitted()

@@ -68,21 +68,7 @@ class ArrayTransfer:
         Shapes are those of `headers` with `parked.tokens` tokens. Raises SourceUnreachable and
         TransferTimeout.
         """
-        devices = self._devices
-        specs = []
-        for header in headers:
-            layers, _, heads, width = header.shape
-            shape = (layers, parked.tokens, heads // parked.pieces, width)
-            specs.append(
-                [
-                    jax.ShapeDtypeStruct(
-                        shape,
-                        np.dtype(header.dtype),
-                        sharding=SingleDeviceSharding(devices[piece % len(devices)]),
-                    )
-                    for piece in range(parked.pieces)
-                ]
-            )
+        specs = [self._specs(parked, header) for header in headers]
         try:
             async with asyncio.timeout(PULL_S):
                 pulled = await _in_daemon_thread(lambda: self._pull(parked, specs))
@@ -92,6 +78,18 @@ class ArrayTransfer:
             self._connections.pop(parked.address, None)
             raise SourceUnreachable(f"pulling a chunk failed: {str(error)[:200]}") from None
         return [self._joined(pieces) for pieces in pulled]
+
+    def _specs(self, parked: Parked, header: ArrayHeader) -> list[jax.ShapeDtypeStruct]:
+        """The pieces of one array, each for a device of its own while there are enough."""
+        layers, _, heads, width = header.shape
+        shape = (layers, parked.tokens, heads // parked.pieces, width)
+        places = [self._devices[i % len(self._devices)] for i in range(parked.pieces)]
+        return [
+            jax.ShapeDtypeStruct(
+                shape, np.dtype(header.dtype), sharding=SingleDeviceSharding(place)
+            )
+            for place in places
+        ]
 
     def _pull(self, parked: Parked, specs: list[list[Any]]) -> list[list[jax.Array]]:
         connection = self._connections.get(parked.address)
