@@ -56,7 +56,9 @@ class Holder:
         self.source.admit(transfer_id, self._tokens)
         self.source.finish(transfer_id, b"")
 
-    async def _read(self, transfer_id: bytes, start: int, stop: int) -> Sequence[np.ndarray]:
+    async def _read(
+        self, transfer_id: bytes, start: int, stop: int, on_device: bool
+    ) -> Sequence[np.ndarray]:
         return [array[:, start:stop] for array in self._kv]
 
     def _released(self, transfer_id: bytes, cause: ReleaseCause) -> None:

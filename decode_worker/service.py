@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
 from engine.events import Abort, Add, Admitted, BeginDecode, Command, KVWritten, WriteKV
 from engine.types import AttemptId, Failure, FailureCode, SequenceId, SequenceRequest
-from kvtransfer import Chunk, Fetch, KVLayout, KVSink, KVTransferError
+from kvtransfer import TRANSPORTS, Arrays, Chunk, Fetch, KVLayout, KVSink, KVTransferError
 from protos import worker_pb2 as wire
 from protos.codec import StartOrder, WireError, decode_delta
 from protos.session_server import SessionServer
@@ -43,13 +43,20 @@ class DecodeService:
     """Lives on the worker's asyncio loop."""
 
     def __init__(
-        self, submit: Callable[[Command], None], layout: KVLayout, chunk_tokens: int
+        self,
+        submit: Callable[[Command], None],
+        layout: KVLayout,
+        chunk_tokens: int,
+        transports: Sequence[str] = TRANSPORTS,
+        arrays: Arrays | None = None,
     ) -> None:
-        """`chunk_tokens`: the most tokens of one WriteKV."""
+        """`chunk_tokens`: the most tokens of one WriteKV; `transports`, `arrays`: see KVSink."""
         self._submit = submit
         self._chunk_tokens = chunk_tokens
         self._sessions: SessionServer | None = None
-        self._sink = KVSink(layout, stall_timeout_s=STALL_LIMIT_S)
+        self._sink = KVSink(
+            layout, transports=transports, arrays=arrays, stall_timeout_s=STALL_LIMIT_S
+        )
         self._fetches: dict[AttemptId, asyncio.Task[None]] = {}
         self._admissions: dict[SequenceId, asyncio.Future[None]] = {}
         self._write_ids = itertools.count()
@@ -135,11 +142,9 @@ class DecodeService:
                 )
             await self._reserve(request, fetch)
             async for chunk in fetch.chunks():
-                if chunk.stop - chunk.start > self._chunk_tokens:
-                    raise WireError(
-                        f"a chunk of {chunk.stop - chunk.start} tokens, "
-                        f"{self._chunk_tokens} are the most"
-                    )
+                held = max(array.shape[1] for array in chunk.arrays)  # padding included
+                if held > self._chunk_tokens:
+                    raise WireError(f"a chunk of {held} tokens, {self._chunk_tokens} are the most")
                 writes.append(self._write(request.id, chunk))
             await _settled(writes)
             if not all(write.result() for write in writes):
@@ -178,7 +183,7 @@ class DecodeService:
             written.set_result(False)
             return written
         self._writes[write_id] = written
-        self._submit(WriteKV(write_id, sequence, chunk.start, tuple(chunk.arrays)))
+        self._submit(WriteKV(write_id, sequence, chunk.start, chunk.stop, tuple(chunk.arrays)))
         return written
 
     async def close(self) -> None:

@@ -42,13 +42,16 @@ class Accelerators:
             shown |= {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
         return shown
 
-    def check_enough(self, workers: int, devices: int) -> None:
-        """Raise ConfigError when `workers` workers with `devices` each cannot be served."""
+    def check_divisible(self, devices: int) -> None:
+        """Raise ConfigError when a process of its own cannot be given `devices` devices."""
         if self.kind == "tpu" and devices not in _CHIP_BOUNDS:
             raise ConfigError(
                 f"--tensor_parallel_size={devices}: a process has "
                 f"{', '.join(map(str, _CHIP_BOUNDS))} TPU chips"
             )
+
+    def check_enough(self, workers: int, devices: int) -> None:
+        """Raise ConfigError when there are not `devices` devices for each of `workers`."""
         if self.count and workers * devices > self.count:
             raise ConfigError(
                 f"{workers} workers (--disagg_topo) of {devices} devices each "

@@ -12,7 +12,7 @@ from deploy.devices import find_accelerators, installed_backends
 from deploy.processes import LocalWorkers
 from deploy.router import RunningRouter, fetch_model, listen, running_router
 from deploy.signals import unless_stopped
-from settings.config import ServeConfig
+from settings.config import ServeConfig, Topology
 
 log = logging.getLogger("hexserve.launcher")
 
@@ -43,14 +43,26 @@ async def running_deployment(
     accelerators = find_accelerators(
         config.jax_platforms, installed_backends(), config.visible_devices
     )
+    devices = config.engine.tensor_parallel_size
+    in_threads = works_in_threads(config.worker_distributed_method, topology, accelerators.kind)
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(topology, flags, accelerators, config.engine.tensor_parallel_size) as workers,
+        LocalWorkers(topology, flags, accelerators, devices, in_threads=in_threads) as workers,
         running_router(listener, folders, config.model, config.http, workers.addresses) as router,
     ):
         log.info("listening at %s, not ready yet", router.url)
         yield router, workers
+
+
+def works_in_threads(method: str | None, topology: Topology | None, kind: str) -> bool:
+    """Whether one process holds all workers, by `--worker_distributed_method`.
+
+    Where it is unset: on TPU, whose devices then copy KV among themselves.
+    """
+    if method is None:
+        return kind == "tpu" and topology is not None
+    return method == "thread"
 
 
 async def wait_until_ready(router: RunningRouter, workers: LocalWorkers) -> None:

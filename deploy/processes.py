@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.devices import Accelerators
+from deploy.roster import plan_workers
+from engine.types import Role
 from settings.config import Topology
 from settings.environment import child_environment
 
@@ -24,6 +26,8 @@ log = logging.getLogger("hexserve.launcher")
 LAST_LINES = 15
 STOP_GRACE_S = 2.5
 
+_MODULES = {Role.PREFILL: "prefill_worker", Role.DECODE: "decode_worker"}
+
 
 class WorkerDied(RuntimeError):
     """A worker has ended on its own; the message has its last log lines."""
@@ -31,37 +35,41 @@ class WorkerDied(RuntimeError):
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker to be started. `module` is run with `python -m`."""
+    """A worker, or all of them, to be started: `python -m module flags`."""
 
     name: str
     module: str
-    address: str
+    flags: tuple[str, ...]
     cpus: tuple[int, ...] | None
     process: asyncio.subprocess.Process | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
-def plan_workers(topology: Topology | None, folder: Path) -> list[WorkerProcess]:
-    """The workers of a topology, with sockets in `folder`.
+def plan_processes(topology: Topology | None, folder: Path) -> list[WorkerProcess]:
+    """A process for each worker of a topology.
 
     Cores are divided among the workers where there are enough; else all share all.
     """
-    if topology is None:
-        modules = [("worker-0", "deploy.colocated")]
-    else:
-        modules = [(f"prefill-{i}", "prefill_worker") for i in range(topology.prefill)]
-        modules += [(f"decode-{i}", "decode_worker") for i in range(topology.decode)]
+    workers = plan_workers(topology, folder)
     cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // len(modules)
+    share = len(cores) // len(workers)
     return [
         WorkerProcess(
-            name,
-            module,
-            f"unix:{folder / name}.sock",
-            tuple(cores[i * share : (i + 1) * share]) if share and len(modules) > 1 else None,
+            worker.name,
+            _MODULES.get(worker.roles, "deploy.colocated"),
+            (f"--address={worker.address}",),
+            tuple(cores[i * share : (i + 1) * share]) if share and len(workers) > 1 else None,
         )
-        for i, (name, module) in enumerate(modules)
+        for i, worker in enumerate(workers)
     ]
+
+
+def plan_threads(topology: Topology | None, folder: Path) -> WorkerProcess:
+    """One process for all workers of a topology, with every device of this host."""
+    flags = [f"--address=unix:{folder}"]
+    if topology is not None:
+        flags.append(f"--disagg_topo={topology.prefill},{topology.decode}")
+    return WorkerProcess("workers", "deploy.threads", tuple(flags), None)
 
 
 class LocalWorkers:
@@ -73,31 +81,39 @@ class LocalWorkers:
         flags: Sequence[str],
         accelerators: Accelerators,
         devices: int = 1,
+        *,
+        in_threads: bool = False,
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
+
+        `in_threads`: all workers in one process, which divides the devices among them.
 
         Raises:
             ConfigError: there are fewer accelerators than workers.
         """
         workers = 1 if topology is None else topology.prefill + topology.decode
         accelerators.check_enough(workers, devices)
-        self._accelerators = accelerators
+        if not in_threads:
+            accelerators.check_divisible(devices)
+        # What each process is to see; in threads the workers divide all there is.
+        self._accelerators = None if in_threads else accelerators
         self._devices = devices
         # Short: a socket's path has 107 bytes at most. mkdtemp makes it mode 0700.
         self._folder = Path(tempfile.mkdtemp(prefix="hexserve-"))
-        self.workers = plan_workers(topology, self._folder)
+        self.addresses = [worker.address for worker in plan_workers(topology, self._folder)]
+        self.processes = (
+            [plan_threads(topology, self._folder)]
+            if in_threads
+            else plan_processes(topology, self._folder)
+        )
         self._flags = list(flags)
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self.died: asyncio.Queue[WorkerDied] = asyncio.Queue()
 
-    @property
-    def addresses(self) -> list[str]:
-        return [worker.address for worker in self.workers]
-
     async def __aenter__(self) -> LocalWorkers:
         try:
-            for index, worker in enumerate(self.workers):
+            for index, worker in enumerate(self.processes):
                 await self._start(worker, index)
         except BaseException:
             await self.stop()
@@ -108,9 +124,11 @@ class LocalWorkers:
         await self.stop()
 
     async def _start(self, worker: WorkerProcess, index: int) -> None:
-        arguments = [f"--address={worker.address}", "--exit_with_stdin", *self._flags]
+        arguments = [*worker.flags, "--exit_with_stdin", *self._flags]
         if worker.cpus:
             arguments.append(f"--cpus={','.join(map(str, worker.cpus))}")
+        accelerators = self._accelerators
+        seen = {} if accelerators is None else accelerators.environment_of(index, self._devices)
         worker.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a folder here that is called like a room of ours must not be imported
@@ -120,7 +138,7 @@ class LocalWorkers:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(self._accelerators.environment_of(index, self._devices)),
+            env=child_environment(seen),
             start_new_session=True,  # a terminal's Ctrl-C is for this process to hand on
         )
         cores = "all cores" if worker.cpus is None else f"cores {worker.cpus}"
@@ -143,16 +161,16 @@ class LocalWorkers:
             )
 
     async def stop(self) -> None:
-        """SIGTERM to every worker, SIGKILL to those that are still there after a grace time."""
+        """SIGTERM to every process, SIGKILL to those that are still there after a grace time."""
         self._stopping = True
-        processes = [w.process for w in self.workers if w.process is not None]
+        processes = [w.process for w in self.processes if w.process is not None]
         for process in processes:
             _send(process, signal.SIGTERM)
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_GRACE_S)
             if late:
-                log.warning("%d workers did not end in time: killed", len(late))
+                log.warning("%d worker processes did not end in time: killed", len(late))
             for process in processes:
                 _send(process, signal.SIGKILL)
             await asyncio.gather(*waits)

@@ -55,19 +55,28 @@ class KVArray:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine and what others must know of it. `runner` is to be warmed up."""
+    """An engine and what others must know of it. `runner` is to be warmed up.
+
+    `devices` are the engine's, in the order of its mesh; none for the fake model.
+    """
 
     engine: Engine
     runner: Runner
     limits: ModelLimits
     arrays: tuple[KVArray, ...]
     chunk_tokens: int
+    devices: tuple[Any, ...] = ()
+
+    @property
+    def platform(self) -> str:
+        """jax's name for the kind of the devices."""
+        return self.devices[0].platform if self.devices else "cpu"
 
 
 def build_engine(
-    folder: Path, model: ModelConfig, config: EngineConfig, roles: Role
+    folder: Path, model: ModelConfig, config: EngineConfig, roles: Role, first_device: int = 0
 ) -> BuiltEngine:
-    """Load the model in `folder` onto this process's devices.
+    """Load the model in `folder` onto this process's devices from number `first_device` on.
 
     Raises:
         CheckpointError, UnsupportedModel: the folder's fault; names file and field.
@@ -76,7 +85,7 @@ def build_engine(
     checkpoint = read_config(folder)
     if checkpoint.model_type == fake.MODEL_TYPE:
         return _build_fake(checkpoint, model, config, roles)
-    return _build_jax(checkpoint, folder, model, config, roles)
+    return _build_jax(checkpoint, folder, model, config, roles, first_device)
 
 
 def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
@@ -144,12 +153,13 @@ def _build_jax(
     model: ModelConfig,
     config: EngineConfig,
     roles: Role,
+    first_device: int,
 ) -> BuiltEngine:
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
     from engine.models.traits import traits_of
 
-    devices = _devices(config.tensor_parallel_size)
+    devices = _devices(config.tensor_parallel_size, first_device)
     platform = devices[0].platform
     sizes = with_platform_defaults(config, platform)
     traits = traits_of(checkpoint.raw)
@@ -206,19 +216,21 @@ def _build_jax(
         _model_limits(checkpoint, limits, pool, fingerprint),
         arrays,
         _chunk_tokens(arrays),
+        tuple(devices),
     )
 
 
-def _devices(count: int) -> list[Any]:
+def _devices(count: int, first: int) -> list[Any]:
     import jax
 
     devices = jax.local_devices()
-    if len(devices) < count:
+    if len(devices) < first + count:
+        others = f" beside the {first} of other workers" if first else ""
         raise ConfigError(
-            f"--tensor_parallel_size={count}: this process has {len(devices)} "
-            f"{devices[0].platform} devices"
+            f"--tensor_parallel_size={count}: {count} devices are needed{others}, this process "
+            f"has {len(devices)} {devices[0].platform} devices"
         )
-    return devices[:count]
+    return devices[first : first + count]
 
 
 def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str) -> Any:

@@ -57,12 +57,12 @@ class CopyQueue:
         for _ in range(min(most, len(self._reads))):
             read, sequence = self._reads.popleft()
             slots = self._slots(sequence, read.start, read.stop)
-            yield ExportKV(read.read_id, read.start, read.stop, slots)
+            yield ExportKV(read.read_id, read.start, read.stop, slots, read.on_device)
 
     def take_imports(self, most: int) -> Iterator[ImportKV]:
         for _ in range(min(most, len(self._writes))):
             write, sequence = self._writes.popleft()
-            slots = self._slots(sequence, write.start, write.start + write.arrays[0].shape[1])
+            slots = self._slots(sequence, write.start, write.stop)
             yield ImportKV(write.import_id, write.start, slots, write.arrays)
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.types import (
     AttemptId,
     Failure,
+    KVArrays,
     Load,
     SequenceId,
     SequenceRequest,
@@ -34,12 +33,16 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ReadKV:
-    """Read tokens [start, stop) of an exporting sequence; answered by KVRead."""
+    """Read tokens [start, stop) of an exporting sequence; answered by KVRead.
+
+    As numpy arrays, or as arrays that stay on the devices if `on_device`.
+    """
 
     read_id: int
     transfer_id: bytes
     start: int
     stop: int
+    on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class ReleaseExport:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Write KV of tokens [start, start + n) of an importing sequence.
+    """Write KV of tokens [start, stop) of an importing sequence.
 
     `arrays` must stay readable until KVWritten answers.
     """
@@ -59,7 +62,8 @@ class WriteKV:
     import_id: int
     id: SequenceId
     start: int
-    arrays: tuple[np.ndarray, ...]
+    stop: int
+    arrays: KVArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class KVRead:
     """`arrays` is None when the transfer was gone before it could be read."""
 
     read_id: int
-    arrays: tuple[np.ndarray, ...] | None
+    arrays: KVArrays | None
 
 
 @dataclass(frozen=True, slots=True)

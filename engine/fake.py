@@ -51,7 +51,8 @@ class FakeRunner:
         outcome = StepOutcome()
         for entry in plan.entries:
             if isinstance(entry, ImportKV):
-                self._pool[entry.slots] = entry.arrays[0][0, :, 0, 0]
+                tokens = np.asarray(entry.arrays[0])  # it may have come by way of a device
+                self._pool[entry.slots] = tokens[0, : len(entry.slots), 0, 0]
             elif isinstance(entry, ExportKV):
                 tokens = self._pool[entry.slots]
                 outcome.exported[entry.read_id] = (tokens.reshape(1, -1, 1, 1).copy(),)

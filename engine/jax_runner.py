@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from engine import sampling
 from engine.batches import pack_batch, pack_sampling
@@ -28,7 +29,7 @@ from engine.plan import (
     StepPlan,
 )
 from engine.programs import ProgramShape, smallest
-from engine.sharding import sharding_of
+from engine.sharding import copies_directly, sharding_of
 from engine.step_programs import POOL_AXES, StepPrograms
 from engine.types import TokenLogprobs
 from telemetry.progress import progress
@@ -80,20 +81,18 @@ class JaxRunner:
         self._chunk_tokens = chunk_tokens
         self._count_tokens = max_model_len
         self._dtype = jnp.dtype(pool.dtype)
-        self._storage = placement.kernels.pool_dtype(self._dtype)
-        self._pool_heads = placement.heads.kv
-        self._kv_places = placement.kv_places
+        storage = placement.kernels.pool_dtype(self._dtype)
         shape = (
             traits.layers, pool.num_blocks, pool.block_size, placement.pool_heads, traits.head_dim
         )  # fmt: skip
-        zeros = partial(jnp.zeros, shape, self._storage, device=sharding_of(POOL_AXES, mesh))
+        zeros = partial(jnp.zeros, shape, storage, device=sharding_of(POOL_AXES, mesh))
         self._pools = jax.block_until_ready(KVPools(zeros(), zeros()))
         for each in self._pools:
             placement.kernels.settle(each)
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
         self._compiles = CompileCounter()
-        self._programs = StepPrograms(placement, params, params["final_norm"].dtype)
+        self._programs = StepPrograms(placement, params, params["final_norm"].dtype, self._dtype)
 
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""
@@ -101,8 +100,7 @@ class JaxRunner:
             self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
         nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
         exported = self._programs.export_kv(self._pools, nowhere, none)
-        zeros = tuple(np.zeros(e.shape, e.dtype) for e in exported)
-        self._pools = self._programs.import_kv(self._pools, nowhere, none, zeros)
+        self._pools = self._programs.import_kv(self._pools, nowhere, none, exported)
         self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
         jax.block_until_ready((self._pools, self._counts))
@@ -115,6 +113,7 @@ class JaxRunner:
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """See engine.runner.Runner."""
+        self._compiles.watch_this_thread()
         outcome = StepOutcome()
         for entry in plan.entries:
             match entry:
@@ -176,32 +175,33 @@ class JaxRunner:
         count = entry.stop - entry.start
         slots = self._padded_slots(entry.slots)
         exported = self._programs.export_kv(self._pools, slots, np.int32(count))
-        arrays = []
-        for array in exported:
-            heads = np.asarray(array)[:, :count].view(self._dtype)
-            if self._kv_places != tuple(range(heads.shape[2])):
-                heads = heads[:, :, list(self._kv_places)]
-            arrays.append(heads)
-        outcome.exported[entry.read_id] = tuple(arrays)
+        outcome.exported[entry.read_id] = (
+            exported
+            if entry.on_device
+            else tuple(np.asarray(array)[:, :count] for array in exported)
+        )
 
     def _run_import(self, entry: ImportKV) -> None:
-        count = len(entry.slots)
-        padded = tuple(self._padded_values(array) for array in entry.arrays)
+        count = np.int32(len(entry.slots))
+        chunk = tuple(self._placed(array) for array in entry.arrays)
         slots = self._padded_slots(entry.slots)
-        self._pools = self._programs.import_kv(self._pools, slots, np.int32(count), padded)
-        # The arrays may be shared memory that is reused once this step has returned.
-        jax.block_until_ready(self._pools)
+        self._pools = self._programs.import_kv(self._pools, slots, count, chunk)
+        if any(isinstance(array, np.ndarray) for array in entry.arrays):
+            # They may be shared memory that is reused once this step has returned; jax keeps
+            # its own arrays until they have been read.
+            jax.block_until_ready(self._pools)
 
-    def _padded_values(self, array: np.ndarray) -> np.ndarray:
-        """One whole chunk with the heads of the pools; heads of zeros get any value."""
-        if len(self._pool_heads) != array.shape[2] or self._kv_places != self._pool_heads:
-            array = array[:, :, [max(head, 0) for head in self._pool_heads]]
+    def _placed(self, array: Any) -> Array:
+        """One whole chunk on this engine's devices, ready to be imported."""
+        target = self._programs.chunk_sharding
+        if isinstance(array, jax.Array) and not copies_directly(array, target):
+            array = np.asarray(array)  # the other engine has its heads on more devices, or fewer
         if array.shape[1] < self._chunk_tokens:
             layers, count, *rest = array.shape
             whole = np.zeros((layers, self._chunk_tokens, *rest), array.dtype)
             whole[:, :count] = array
             array = whole
-        return array.view(self._storage)
+        return jax.device_put(array, target)
 
     def _run_copy_blocks(self, entry: CopyBlocks) -> None:
         for begin in range(0, max(1, len(entry.sources)), BLOCK_COPIES):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.types import SamplingParams, SequenceId, TokenLogprobs
+from engine.types import KVArrays, SamplingParams, SequenceId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +65,29 @@ class LoadTokenCounts:
 class ExportKV:
     """Copy KV of tokens [start, stop) out of the pool, into a buffer of its own.
 
-    `slots[i]` is the place (block * block_size + offset) of token start + i.
+    `slots[i]` is the place (block * block_size + offset) of token start + i. The copy is a
+    numpy array, or stays where the pool is if `on_device`.
     """
 
     read_id: int
     start: int
     stop: int
     slots: np.ndarray  # int32 [stop - start]
+    on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ImportKV:
     """Copy KV of tokens [start, start + n) into the pool.
 
-    `arrays` are [layers, n, heads, width], in the payload's order; they are read before
-    the step that holds this entry returns, not after.
+    Numpy `arrays` are read before the step that holds this entry returns, not after. Those on
+    devices are this process's, and may be on others than the pool's.
     """
 
     import_id: int
     start: int
     slots: np.ndarray  # int32 [n]
-    arrays: tuple[np.ndarray, ...]
+    arrays: KVArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class StepOutcome:
     Attributes:
         tokens: the sampled token of each row of the batch that samples one.
         logprobs: the same, for rows that asked for them.
-        exported: read_id → arrays [layers, n, heads, width]; each owns its memory.
+        exported: read_id → what an ExportKV gave; each array owns its memory.
     """
 
     tokens: dict[SequenceId, int] = field(default_factory=dict)
     logprobs: dict[SequenceId, TokenLogprobs] = field(default_factory=dict)
-    exported: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    exported: dict[int, KVArrays] = field(default_factory=dict)

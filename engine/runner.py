@@ -18,8 +18,8 @@ class Runner(Protocol):
         """Programs compiled since `warm_up`; above 0, some request has waited for a compiler."""
 
     def run(self, plan: StepPlan) -> StepOutcome:
-        """Execute `plan` and wait for what it samples and exports.
+        """Execute `plan` and wait for what it samples and exports to the host.
 
-        Mutates the KV pool and the penalty counts. Arrays of the plan's imports are not
+        Mutates the KV pool and the penalty counts. Numpy arrays of the plan's imports are not
         read after this returns; arrays of the outcome own their memory.
         """

@@ -114,11 +114,10 @@ class Scheduler:
 
     def write(self, command: WriteKV) -> None:
         sequence = self._sequences.get(command.id)
-        count = command.arrays[0].shape[1]
         if (
             sequence is None
             or sequence.state is not SequenceState.IMPORTING
-            or not 0 <= command.start < command.start + count <= len(sequence.tokens)
+            or not 0 <= command.start < command.stop <= len(sequence.tokens)
         ):
             self._events.append(KVWritten(command.import_id, ok=False))
         else:

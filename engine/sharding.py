@@ -33,6 +33,17 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(np.asarray(devices), (MODEL_AXIS,))
 
 
+def copies_directly(array: jax.Array, target: NamedSharding) -> bool:
+    """Whether `device_put` to `target` only copies what one device has to another one.
+
+    Other moves cut and join the pieces: jax compiles a program for that, or goes by the host.
+    """
+    if array.sharding.is_fully_replicated:
+        return target.is_fully_replicated
+    shape = array.sharding.shard_shape(array.shape)
+    return shape == target.shard_shape(array.shape)
+
+
 def sharding_of(axes: Sequence[str | None], mesh: Mesh) -> NamedSharding:
     """The sharding of an array with these logical axes.
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from engine import sampling
@@ -22,14 +22,20 @@ from engine.programs import ProgramShape
 from engine.sharding import MODEL_AXIS, sharding_of
 
 POOL_AXES = ("layer", "blocks", "block", "kv_heads", "head_dim")
-_TOKEN_AXES = ("layer", None, "kv_heads", "head_dim")
+_CHUNK_AXES = ("layer", None, "kv_heads", "head_dim")
 _REPLICATED = PartitionSpec()
 
 
 class StepPrograms:
-    """Compiles on demand and keeps what it compiled. All programs update the pools in place."""
+    """Compiles on demand and keeps what it compiled. All programs update the pools in place.
 
-    def __init__(self, placement: Placement, params: Params, dtype: Any) -> None:
+    A chunk of KV enters and leaves as arrays [layers, chunk_tokens, heads, head_dim] of the
+    model's own heads and the KV's own dtype, laid out by `chunk_sharding`: by heads, or whole
+    on every device where the pools hold other heads than the model.
+    """
+
+    def __init__(self, placement: Placement, params: Params, dtype: Any, kv_dtype: Any) -> None:
+        """`dtype` is that of the activations, `kv_dtype` that of K and V, however stored."""
         mesh = placement.mesh
         self._decoder = Decoder(
             placement.shard, placement.kernels, MODEL_AXIS if mesh.size > 1 else None
@@ -43,7 +49,7 @@ class StepPrograms:
         self._sample: dict[int, Any] = {}
 
         pools = KVPools(*[sharding_of(POOL_AXES, mesh).spec] * 2)
-        tokens = (sharding_of(_TOKEN_AXES, mesh).spec,) * 2
+        chunk = (sharding_of(_CHUNK_AXES, mesh).spec,) * 2
         shard = partial(jax.shard_map, mesh=mesh, check_vma=False)
         param_specs = jax.tree.map(lambda array: array.sharding.spec, params)
         self._step = jax.jit(
@@ -55,13 +61,16 @@ class StepPrograms:
             donate_argnums=1,
         )
         copy = _REPLICATED, _REPLICATED
+        self._kv_dtype = kv_dtype
+        self._kv_places, self._pool_heads = placement.kv_places, placement.heads.kv
+        self._heads_differ = self._kv_places != self._pool_heads
+        self.chunk_sharding = sharding_of((None,) * 4 if self._heads_differ else _CHUNK_AXES, mesh)
+        self._export = shard(self._export_shard, in_specs=(pools, *copy), out_specs=chunk)
+        self._import = shard(self._import_shard, in_specs=(pools, *copy, chunk), out_specs=pools)
         self.export_kv: Callable[..., tuple[Array, ...]] = jax.jit(
-            shard(self._export_shard, in_specs=(pools, *copy), out_specs=tokens)
+            self._export_chunk, out_shardings=self.chunk_sharding
         )
-        self.import_kv: Callable[..., KVPools] = jax.jit(
-            shard(self._import_shard, in_specs=(pools, *copy, tokens), out_specs=pools),
-            donate_argnums=0,
-        )
+        self.import_kv: Callable[..., KVPools] = jax.jit(self._import_chunk, donate_argnums=0)
         self.copy_blocks: Callable[..., KVPools] = jax.jit(
             shard(self._copy_shard, in_specs=(pools, *copy, _REPLICATED), out_specs=pools),
             donate_argnums=0,
@@ -97,6 +106,26 @@ class StepPrograms:
             program = self._sample[shape.seqs] = jitted.lower(*arguments).compile()
         return program
 
+    # ---- chunks of KV, in the model's heads ----
+
+    def _export_chunk(self, pools: KVPools, slots: Array, live: Array) -> tuple[Array, ...]:
+        return tuple(self._exported(stored) for stored in self._export(pools, slots, live))
+
+    def _exported(self, stored: Array) -> Array:
+        values = lax.bitcast_convert_type(stored, self._kv_dtype)
+        return _take_heads(values, self._kv_places) if self._heads_differ else values
+
+    def _import_chunk(
+        self, pools: KVPools, slots: Array, live: Array, chunk: tuple[Array, ...]
+    ) -> KVPools:
+        stored = tuple(self._stored(values, pools.k.dtype) for values in chunk)
+        return self._import(pools, slots, live, stored)
+
+    def _stored(self, values: Array, storage: Any) -> Array:
+        if self._heads_differ:  # no query head sees a head of zeros: any value will do there
+            values = _take_heads(values, tuple(max(head, 0) for head in self._pool_heads))
+        return lax.bitcast_convert_type(values, storage)
+
     # ---- one shard's part ----
 
     def _run_shard(self, params: Params, pools: KVPools, batch: Batch) -> tuple[Array, KVPools]:
@@ -115,3 +144,7 @@ class StepPrograms:
 
     def _copy_shard(self, pools: KVPools, sources: Array, targets: Array, live: Array) -> KVPools:
         return KVPools(*(self._kernels.copy_blocks(p, sources, targets, live) for p in pools))
+
+
+def _take_heads(values: Array, heads: tuple[int, ...]) -> Array:
+    return jnp.take(values, np.array(heads, np.int32), axis=2)

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives reported per token (OpenAI's limit for chat)."""
+
+KVArrays = tuple[Any, ...]
+"""KV of n tokens outside of a pool, in the payload's order (K, V) and the model's own heads:
+numpy arrays [layers, n, heads, width], or arrays that stay on the devices of the engine that
+made them, [layers, N, heads, width] of which the first n tokens count (N is the engine's
+chunk size)."""
 
 
 class Role(enum.Flag):

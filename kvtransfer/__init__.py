@@ -1,8 +1,10 @@
 """Moves KV between workers: a prefill worker's `KVSource`, a decode worker's `KVSink`.
 
     source = KVSource(layout, read, on_release, chunk_tokens=128)
+    server = serve_device(source, name)                         # device://process/name,
     server = await serve_shm(source, path)                      # shm:///path, and / or
-    grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
+    handler = kv_service_handler(source, array_method(source, arrays))
+    grpc_server.add_generic_rpc_handlers((handler,))            # jax:// and grpc://host:port
 
     fetch = sink.fetch([server.uri, "grpc://10.0.0.7:9000"], transfer_id)
     tokens = await fetch.admitted()
@@ -14,6 +16,8 @@
 The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
 """
 
+from kvtransfer.device_transport import DeviceServer, device_uri, serve_device
+from kvtransfer.endpoints import TRANSPORTS
 from kvtransfer.errors import (
     IntegrityError,
     KVTransferError,
@@ -27,6 +31,7 @@ from kvtransfer.errors import (
 )
 from kvtransfer.fetch import Chunk, Fetch
 from kvtransfer.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, kv_service_handler
+from kvtransfer.jax_transport import Arrays, array_method
 from kvtransfer.layout import ArraySpec, KVLayout
 from kvtransfer.shm_transport import ShmServer, serve_shm
 from kvtransfer.sink import KVSink
@@ -36,8 +41,11 @@ from kvtransfer.transfer import ReleaseCause
 __all__ = [
     "CHANNEL_OPTIONS",
     "SERVER_OPTIONS",
+    "TRANSPORTS",
     "ArraySpec",
+    "Arrays",
     "Chunk",
+    "DeviceServer",
     "Fetch",
     "IntegrityError",
     "KVLayout",
@@ -53,6 +61,9 @@ __all__ = [
     "TransferAborted",
     "TransferTimeout",
     "UnknownTransfer",
+    "array_method",
+    "device_uri",
     "kv_service_handler",
+    "serve_device",
     "serve_shm",
 ]

@@ -1,7 +1,7 @@
 """What a transport is to the state machines: a channel of frames.
 
 The source's session and the sink's fetch are written once, against this interface; a
-transport adds only how bytes travel.
+transport adds only how chunks travel: as bytes, or as the owner's device arrays.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from kvtransfer.frames import Frame
 from kvtransfer.messages import Message
+from kvtransfer.payload import Payload
 
 
 class ChannelClosed(Exception):
@@ -22,9 +21,11 @@ class ChannelClosed(Exception):
 class Channel(Protocol):
     """One connection. One coroutine may send while another receives, no two the same."""
 
-    def send(
-        self, message: Message, payload: Sequence[memoryview] = ()
-    ) -> Coroutine[Any, Any, None]:
+    @property
+    def on_device(self) -> bool:
+        """Chunks are device arrays, padded to a whole chunk, and not bytes."""
+
+    def send(self, message: Message, payload: Payload = ()) -> Coroutine[Any, Any, None]:
         """A coroutine that sends one frame and waits while the transport is full.
 
         A chunk's payload is what `SourceChannel.stage` gave for it, needed no longer than until
@@ -49,8 +50,8 @@ class Channel(Protocol):
 class SourceChannel(Channel, Protocol):
     """The end of a connection that sends chunks."""
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
-        """Packs a chunk for sending and returns one contiguous buffer per array.
+    def stage(self, slot: int, arrays: Sequence[Any]) -> Payload:
+        """Packs a chunk for sending; returns one contiguous buffer, or device array, per array.
 
         `slot`, below the window, must not be in use by an unacknowledged chunk. Buffers are
         valid until the slot is staged again. Raises SharedMemoryFull.

@@ -7,8 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-
-import numpy as np
+from typing import Any
 
 from kvtransfer.channel import Channel, ChannelClosed
 from kvtransfer.errors import (
@@ -53,11 +52,13 @@ class Chunk:
 
     `arrays` are read-only, one [layers, stop-start, heads, width] per `ArraySpec`, and may be
     views of shared memory that the source writes again: valid until `release()` or the
-    fetch's `close`, whichever comes first. Copy out before, keep no view after.
+    fetch's `close`, whichever comes first. Copy out before, keep no view after. If the
+    transport leaves KV on the devices they are the source's device arrays, maybe padded: the
+    first stop-start tokens count.
     """
 
     def __init__(
-        self, start: int, stop: int, arrays: list[np.ndarray], on_release: Callable[[Chunk], None]
+        self, start: int, stop: int, arrays: list[Any], on_release: Callable[[Chunk], None]
     ) -> None:
         self.start = start
         self.stop = stop
@@ -289,13 +290,14 @@ class Fetch:
     def _open_chunk(self, frame: Frame) -> Chunk:
         header = frame.message
         assert isinstance(header, ChunkHeader)
-        try:
-            check_payload(header, frame.payload)
-        except IntegrityError as error:
-            raise self._give_up(error) from None
-        arrays = [
-            as_array(view, array) for view, array in zip(frame.payload, header.arrays, strict=True)
-        ]
+        assert self._channel is not None
+        arrays = list(frame.payload)
+        if not self._channel.on_device:
+            try:
+                check_payload(header, arrays)
+            except IntegrityError as error:
+                raise self._give_up(error) from None
+            arrays = list(map(as_array, arrays, header.arrays))
         chunk = Chunk(header.start, header.stop, arrays, self._on_release)
         self._open.add(chunk)
         return chunk

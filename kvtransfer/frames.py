@@ -1,7 +1,7 @@
 """Frames: a u32 header length (little endian), a msgpack header, raw payload bytes.
 
-gRPC sends one frame per message with its payload behind the header; on the shm socket the
-payload stays in shared memory and frames are headers only.
+gRPC sends one frame per message with its payload behind the header; where the payload stays in
+shared memory (shm) or on the devices (jax), frames are headers only.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_PAYLOAD_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A received message and, for a chunk, one read-only buffer per array.
+    """A received message and, for a chunk, one read-only buffer or device array per array.
 
-    The buffers are valid until the chunk is acknowledged.
+    Buffers are valid until the chunk is acknowledged.
     """
 
     message: Message
-    payload: tuple[memoryview, ...] = ()
+    payload: tuple[Any, ...] = ()
 
 
 def encode_header(message: Message) -> bytes:
@@ -58,6 +58,13 @@ def decode_header(header: bytes | memoryview) -> Message:
 def encode_frame(message: Message, payload: Sequence[memoryview]) -> bytes:
     """A whole frame as one bytes object: the one copy of a gRPC send."""
     return b"".join((encode_header(message), *payload))
+
+
+def decode_bare(data: bytes) -> Message:
+    """The inverse of `encode_header`, of a frame without payload. Raises ProtocolError only."""
+    if len(data) < PREFIX.size or len(data) != PREFIX.size + header_length(data[: PREFIX.size]):
+        raise ProtocolError(f"frame of {len(data)} bytes is not its header alone")
+    return decode_header(data[PREFIX.size :])
 
 
 def decode_frame(data: bytes) -> Frame:

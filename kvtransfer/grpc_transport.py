@@ -7,14 +7,15 @@ service is added to a server that others may share.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 
-from kvtransfer.channel import ChannelClosed
+from kvtransfer.channel import ChannelClosed, SourceChannel
 from kvtransfer.endpoints import Endpoint
 from kvtransfer.frames import (
     MAX_HEADER_BYTES,
@@ -25,7 +26,7 @@ from kvtransfer.frames import (
     encode_frame,
 )
 from kvtransfer.messages import Message
-from kvtransfer.payload import as_bytes
+from kvtransfer.payload import Payload, as_bytes
 from kvtransfer.source import KVSource
 
 SERVICE = "hexserve.v1.KVTransfer"
@@ -52,48 +53,55 @@ _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What grpc.aio raises when a call has ended while it was being used."""
 
 
-def _decode(data: Any) -> Frame:
-    if not isinstance(data, bytes):  # grpc.aio.EOF
-        raise ChannelClosed("the peer ended the stream")
-    return decode_frame(data)
-
-
-class _CallChannel:
+class CallChannel:
     """Either end of one call; `call` is what grpc.aio gives that end to read and to write."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def send(
-        self, message: Message, payload: Sequence[memoryview] = ()
-    ) -> Coroutine[Any, Any, None]:
-        return self._write(encode_frame(message, payload))
-
-    async def _write(self, frame: bytes) -> None:
+    async def write(self, frame: bytes) -> None:
+        """Raises ChannelClosed."""
         try:
             await self._call.write(frame)
         except _BROKEN as error:
             raise ChannelClosed(_reason(error)) from error
 
-    async def recv(self) -> Frame:
+    async def read(self) -> bytes:
+        """The peer's next frame. Raises ChannelClosed."""
         try:
             data = await self._call.read()
         except _BROKEN as error:
             raise ChannelClosed(_reason(error)) from error
-        return _decode(data)
+        if not isinstance(data, bytes):  # grpc.aio.EOF
+            raise ChannelClosed("the peer ended the stream")
+        return data
+
+    def cancel(self) -> None:
+        """Ends the call; at the reader's end only."""
+        self._call.cancel()
 
 
-class _SourceChannel(_CallChannel):
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+class _ByteChannel(CallChannel):
+    on_device = False
+
+    def send(self, message: Message, payload: Payload = ()) -> Coroutine[Any, Any, None]:
+        return self.write(encode_frame(message, payload))
+
+    async def recv(self) -> Frame:
+        return decode_frame(await self.read())
+
+
+class _SourceChannel(_ByteChannel):
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
         return tuple(as_bytes(array) for array in arrays)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""
 
 
-class _ReaderChannel(_CallChannel):
+class _ReaderChannel(_ByteChannel):
     async def close(self, *, idle: bool = False) -> None:
-        self._call.cancel()
+        self.cancel()
 
 
 def _reason(error: Exception) -> str:
@@ -102,13 +110,15 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def kv_service_handler(source: KVSource) -> grpc.GenericRpcHandler:
-    """The service to add to a grpc.aio server made with `SERVER_OPTIONS`."""
+def session_handler(
+    source: KVSource, channel_of: Callable[[Any], SourceChannel]
+) -> grpc.RpcMethodHandler:
+    """A method of the service; each call is one connection, `channel_of(call)` its channel."""
 
     async def fetch(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         # At once, so that the reader knows that this endpoint can be reached.
         await context.send_initial_metadata(())
-        session = source.serve(_SourceChannel(context))
+        session = source.serve(channel_of(context))
         try:
             await asyncio.shield(session.task)
         except asyncio.CancelledError:
@@ -116,9 +126,18 @@ def kv_service_handler(source: KVSource) -> grpc.GenericRpcHandler:
             session.hang_up()
             raise
 
-    return grpc.method_handlers_generic_handler(
-        SERVICE, {METHOD: grpc.stream_stream_rpc_method_handler(fetch)}
-    )
+    return grpc.stream_stream_rpc_method_handler(fetch)
+
+
+def kv_service_handler(
+    source: KVSource, more: Mapping[str, grpc.RpcMethodHandler] = MappingProxyType({})
+) -> grpc.GenericRpcHandler:
+    """The service to add to a grpc.aio server made with `SERVER_OPTIONS`.
+
+    `more` are methods beside this transport's own.
+    """
+    methods = {METHOD: session_handler(source, _SourceChannel), **more}
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
 class GrpcConnector:
@@ -129,14 +148,18 @@ class GrpcConnector:
 
     async def connect(self, endpoint: Endpoint) -> _ReaderChannel:
         """Raises ChannelClosed if the source cannot be reached; the caller bounds the time."""
+        return _ReaderChannel(await self.call(endpoint, METHOD))
+
+    async def call(self, endpoint: Endpoint, method: str) -> Any:
+        """A call of the source's `method`; see `connect`."""
         target = endpoint.target
-        if endpoint.scheme == "grpc+unix":
+        if target.startswith("/"):
             target = f"unix:{target}"
         channel = self._channels.get(target)
         if channel is None:
             channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
             self._channels[target] = channel
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)(None)
+        call = channel.stream_stream(f"/{SERVICE}/{method}", None, None)(None)
         try:
             await call.initial_metadata()
             if call.done():
@@ -146,7 +169,7 @@ class GrpcConnector:
         except BaseException:
             call.cancel()
             raise
-        return _ReaderChannel(call)
+        return call
 
     async def close(self) -> None:
         """Closes the shared connections. Idempotent."""

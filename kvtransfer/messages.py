@@ -22,6 +22,7 @@ MAX_TEXT_CHARS = 8192
 MAX_ARRAYS = 64
 MAX_WINDOW = 1024
 MAX_TRAILER_BYTES = 1 << 20
+MAX_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ class ArrayHeader:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Source: KV of tokens [start, stop). `slot` is the credit it uses; `checksum` is xxh3_64."""
+    """Source: KV of tokens [start, stop). `slot` is the credit it uses.
+
+    `checksum` is the xxh3_64 of the payload, 0 for one that stays on the devices.
+    """
 
     slot: int
     group: int
@@ -118,6 +122,19 @@ class SegmentOpened:
     slot_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Source, jax only: the arrays of the next chunk wait at a transfer server.
+
+    Each array of the chunk is cut into `pieces` by heads and padded to `tokens` tokens.
+    """
+
+    uuid: int
+    address: str
+    pieces: int
+    tokens: int
+
+
 Message = (
     Claim
     | Admitted
@@ -130,6 +147,7 @@ Message = (
     | Cancel
     | Failed
     | SegmentOpened
+    | Parked
 )
 
 
@@ -296,6 +314,16 @@ def _segment(body: dict) -> SegmentOpened:
     )
 
 
+def _parked(body: dict) -> Parked:
+    fields = _Fields("parked", body, "uuid address pieces tokens")
+    return Parked(
+        fields.integer("uuid", 0, 2**63 - 1),
+        fields.text("address"),
+        fields.integer("pieces", 1, MAX_PIECES),
+        fields.integer("tokens", 1, MAX_TOKENS),
+    )
+
+
 def _failed(body: dict) -> Failed:
     fields = _Fields("error", body, "code message")
     return Failed(fields.text("code"), fields.text("message"))
@@ -332,6 +360,7 @@ _NAMES: dict[type, str] = {
     Cancel: "cancel",
     Failed: "error",
     SegmentOpened: "segment",
+    Parked: "parked",
 }
 _PARSERS: dict[str, Callable[[dict], Message]] = {
     "claim": _claim,
@@ -345,4 +374,5 @@ _PARSERS: dict[str, Callable[[dict], Message]] = {
     "cancel": _bare("cancel", Cancel()),
     "error": _failed,
     "segment": _segment,
+    "parked": _parked,
 }

@@ -1,8 +1,13 @@
-"""From arrays to bytes and back: packing, checksum, and the checks of a chunk."""
+"""From arrays to bytes and back: packing, checksum, and the checks of a chunk.
+
+A chunk that stays on the devices is no bytes here: its payload is the owner's arrays, of which
+only shape and dtype are known to this library.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -10,6 +15,9 @@ import xxhash
 from kvtransfer.errors import IntegrityError, KVTransferError
 from kvtransfer.layout import KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader
+
+Payload = Sequence[Any]
+"""One memoryview per array of the layout, or one device array."""
 
 
 def checksum(payload: Iterable[memoryview]) -> int:
@@ -46,19 +54,25 @@ def array_headers(layout: KVLayout, tokens: int) -> tuple[ArrayHeader, ...]:
     )
 
 
-def check_read(layout: KVLayout, arrays: Sequence[np.ndarray], start: int, stop: int) -> None:
-    """Raises KVTransferError if the owner's `read` did not give what the layout says."""
-    got = [(str(array.dtype), array.shape) for array in arrays]
-    expected = [(str(spec.numpy_dtype), spec.shape(stop - start)) for spec in layout.arrays]
+def check_read(
+    layout: KVLayout, arrays: Sequence[Any], start: int, stop: int, padded: int | None
+) -> None:
+    """Raises KVTransferError if the owner's `read` did not give what the layout says.
+
+    `padded`: arrays of so many tokens, of which the first ones count, will do as well.
+    """
+    got = [(str(array.dtype), tuple(array.shape)) for array in arrays]
+    tokens = stop - start
+    if padded is not None and arrays and arrays[0].shape[1] == padded:
+        tokens = padded
+    expected = [(str(spec.numpy_dtype), spec.shape(tokens)) for spec in layout.arrays]
     if got != expected:
         raise KVTransferError(
             f"read of tokens [{start}, {stop}) gave {got}; the layout says {expected}"
         )
 
 
-def chunk_header(
-    layout: KVLayout, slot: int, start: int, stop: int, payload: Sequence[memoryview]
-) -> ChunkHeader:
+def chunk_header(layout: KVLayout, slot: int, start: int, stop: int, checksum: int) -> ChunkHeader:
     """The header of the packed chunk [start, stop)."""
     return ChunkHeader(
         slot=slot,
@@ -68,7 +82,7 @@ def chunk_header(
         layers=(0, layout.layers),
         heads=(0, layout.heads),
         arrays=array_headers(layout, stop - start),
-        checksum=checksum(payload),
+        checksum=checksum,
     )
 
 

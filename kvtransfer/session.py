@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from kvtransfer.messages import (
     Message,
     Pull,
 )
-from kvtransfer.payload import check_read, chunk_header
+from kvtransfer.payload import Payload, check_read, checksum, chunk_header
 from kvtransfer.protocol import FROM_READER, State, next_state
 from kvtransfer.transfer import ReleaseCause, Transfer
 from kvtransfer.watch import Watch
@@ -54,7 +53,7 @@ class _Read:
     slot: int
     start: int
     stop: int
-    task: asyncio.Task[tuple[memoryview, ...]]
+    task: asyncio.Task[Payload]
 
 
 class Session:
@@ -214,21 +213,24 @@ class Session:
             self._reads.append(_Read(slot, start, stop, task))
             self._cursor = stop
 
-    async def _read(self, slot: int, start: int, stop: int) -> tuple[memoryview, ...]:
+    async def _read(self, slot: int, start: int, stop: int) -> Payload:
         assert self._transfer is not None
-        arrays = await self._source.read(self._transfer.transfer_id, start, stop)
+        source, on_device = self._source, self._channel.on_device
+        arrays = await source.read(self._transfer.transfer_id, start, stop, on_device)
         # Staged before any other await: the arrays may be views that do not last.
-        check_read(self._source.layout, arrays, start, stop)
+        padded = source.chunk_tokens if on_device else None
+        check_read(source.layout, arrays, start, stop, padded)
         return self._channel.stage(slot, arrays)
 
     async def _send_chunk(self, read: _Read) -> None:
         payload = read.task.result()
-        header = chunk_header(self._source.layout, read.slot, read.start, read.stop, payload)
+        digest = 0 if self._channel.on_device else checksum(payload)
+        header = chunk_header(self._source.layout, read.slot, read.start, read.stop, digest)
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
         await self._deliver(header, payload)
 
-    async def _deliver(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+    async def _deliver(self, message: Message, payload: Payload = ()) -> None:
         """Sends. If the session ends meanwhile, the goodbye waits for the rest, or cuts it."""
         # The state first: the answer may come before `send` returns.
         self.state = next_state(self.state, message)

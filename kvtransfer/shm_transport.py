@@ -23,7 +23,7 @@ from kvtransfer.errors import ProtocolError
 from kvtransfer.frames import PREFIX, Frame, decode_header, encode_header, header_length
 from kvtransfer.layout import align_up
 from kvtransfer.messages import ChunkHeader, Message, SegmentOpened
-from kvtransfer.payload import copy_into
+from kvtransfer.payload import Payload, copy_into
 from kvtransfer.session import Session
 from kvtransfer.shm_segment import Segment, SegmentPool, SegmentView
 from kvtransfer.source import KVSource
@@ -45,13 +45,15 @@ async def _read_message(stream: UnixStream) -> Message:
 class _SourceChannel:
     """The source's end of one connection."""
 
+    on_device = False
+
     def __init__(self, stream: UnixStream, pool: SegmentPool) -> None:
         self._stream = stream
         self._pool = pool
         self._segment: Segment | None = None
         self._announced = False
 
-    async def send(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+    async def send(self, message: Message, payload: Payload = ()) -> None:
         if payload and not self._announced:
             assert self._segment is not None
             opened = SegmentOpened(self._segment.slots, self._segment.slot_bytes)
@@ -62,7 +64,7 @@ class _SourceChannel:
     async def recv(self) -> Frame:
         return Frame(await _read_message(self._stream))
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
         if self._segment is None:
             self._segment = self._pool.take()
         memory = self._segment.slot(slot)
@@ -87,11 +89,13 @@ class _SourceChannel:
 class _ReaderChannel:
     """The reader's end of one connection."""
 
+    on_device = False
+
     def __init__(self, stream: UnixStream) -> None:
         self._stream = stream
         self._segment: SegmentView | None = None
 
-    async def send(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+    async def send(self, message: Message, payload: Payload = ()) -> None:
         await self._stream.write(encode_header(message))
 
     async def recv(self) -> Frame:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from kvtransfer.channel import Channel, ChannelClosed
-from kvtransfer.endpoints import ranked
+from kvtransfer.device_transport import connect_device
+from kvtransfer.endpoints import TRANSPORTS, Endpoint, ranked
 from kvtransfer.errors import SourceUnreachable
 from kvtransfer.fetch import Fetch
 from kvtransfer.grpc_transport import GrpcConnector
+from kvtransfer.jax_transport import Arrays, connect_arrays
 from kvtransfer.layout import KVLayout
 from kvtransfer.shm_transport import connect_shm
 
@@ -17,6 +19,7 @@ from kvtransfer.shm_transport import connect_shm
 class KVSink:
     """Fetches KV from sources. Lives on one asyncio loop; close it when no fetch is open.
 
+    `transports` are the names of those it uses, best first; jax is not used without `arrays`.
     `connect_timeout_s` bounds the opening of one endpoint; `admit_timeout_s` the wait for the
     source's admission (None: as long as the connection holds); `stall_timeout_s` the wait for
     the next chunk once pulled.
@@ -26,11 +29,15 @@ class KVSink:
         self,
         layout: KVLayout,
         *,
+        transports: Sequence[str] = TRANSPORTS,
+        arrays: Arrays | None = None,
         connect_timeout_s: float = 2.0,
         admit_timeout_s: float | None = None,
         stall_timeout_s: float = 60.0,
     ) -> None:
         self.layout = layout
+        self._transports = tuple(t for t in transports if t != "jax" or arrays is not None)
+        self._arrays = arrays
         self._admit_timeout_s = admit_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -39,20 +46,18 @@ class KVSink:
     def fetch(self, sources: Sequence[str], transfer_id: bytes, from_token: int = 0) -> Fetch:
         """Begins to fetch; connects and claims in the background. Close what it returns.
 
-        `sources` are one source's endpoints; the best that can be reached is used, shared
-        memory before gRPC. Raises ValueError for a malformed URI; all else comes from the
+        `sources` are one source's endpoints; the best that can be reached is used, in the
+        order of `transports`. Raises ValueError for a malformed URI; all else comes from the
         Fetch's methods.
         """
-        endpoints = ranked(sources)
+        endpoints = ranked(sources, self._transports)
 
         async def connect() -> Channel:
-            failures = [] if endpoints else ["none has a known scheme"]
+            failures = [] if endpoints else [f"none is of {', '.join(self._transports)}"]
             for endpoint in endpoints:
                 try:
                     async with asyncio.timeout(self._connect_timeout_s):
-                        if endpoint.scheme == "shm":
-                            return await connect_shm(endpoint.target)
-                        return await self._grpc.connect(endpoint)
+                        return await self._connect(endpoint)
                 except (ChannelClosed, OSError) as error:  # TimeoutError is an OSError
                     failures.append(f"{endpoint}: {str(error) or type(error).__name__}")
             raise SourceUnreachable(
@@ -67,6 +72,16 @@ class KVSink:
             admit_timeout_s=self._admit_timeout_s,
             stall_timeout_s=self._stall_timeout_s,
         )
+
+    async def _connect(self, endpoint: Endpoint) -> Channel:
+        if endpoint.scheme == "device":
+            return await connect_device(endpoint.target)
+        if endpoint.scheme == "shm":
+            return await connect_shm(endpoint.target)
+        if endpoint.scheme.startswith("jax"):
+            assert self._arrays is not None
+            return await connect_arrays(self._grpc, endpoint, self._arrays, self.layout)
+        return await self._grpc.connect(endpoint)
 
     async def close(self) -> None:
         """Closes the gRPC connections that fetches shared. Idempotent."""

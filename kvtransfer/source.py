@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-
-import numpy as np
+from typing import Any
 
 from kvtransfer.channel import SourceChannel
 from kvtransfer.errors import KVTransferError, ProtocolError, TransferAborted, UnknownTransfer
@@ -31,15 +30,16 @@ log = logging.getLogger(__name__)
 REMEMBERED = 4096
 """Ended transfers whose late claims are answered at once instead of awaiting an offer."""
 
-Read = Callable[[bytes, int, int], Awaitable[Sequence[np.ndarray]]]
+Read = Callable[[bytes, int, int, bool], Awaitable[Sequence[Any]]]
 
 
 class KVSource:
     """Offers KV to readers. Lives on one asyncio loop; no method may be called off it.
 
-    `read(transfer_id, start, stop)` gives the KV of tokens [start, stop): one array
-    [layers, stop-start, heads, width] per `ArraySpec`, strided views allowed. They must stay
-    as they are until the chunk has been sent. Up to `window` reads of one transfer run at
+    `read(transfer_id, start, stop, on_device)` gives the KV of tokens [start, stop): one numpy
+    array [layers, stop-start, heads, width] per `ArraySpec`, strided views allowed; for
+    `on_device` arrays that may stay where they are and be padded to `chunk_tokens`. They must
+    stay as they are until the chunk has been sent. Up to `window` reads of one transfer run at
     once, so that one engine step can serve several. A read is never cancelled, and none
     runs or begins when `on_release` fires. If it raises, the reader gets the error and the
     transfer is released as FAILED.

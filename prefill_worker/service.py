@@ -17,9 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from engine.events import (
     Abort,
@@ -32,7 +30,7 @@ from engine.events import (
     ReadKV,
     ReleaseExport,
 )
-from engine.types import COLOCATED, AttemptId, Failure, FailureCode
+from engine.types import COLOCATED, AttemptId, Failure, FailureCode, KVArrays
 from kvtransfer import KVLayout, KVSource, ReleaseCause
 from protos.codec import StartOrder, encode_delta
 from protos.session_server import SessionServer
@@ -55,7 +53,7 @@ class PrefillService:
         self._transfers: dict[AttemptId, bytes] = {}
         self._attempts: dict[bytes, AttemptId] = {}
         self._read_ids = itertools.count()
-        self._reads: dict[int, asyncio.Future[Sequence[np.ndarray]]] = {}
+        self._reads: dict[int, asyncio.Future[KVArrays]] = {}
         self._engine_gone = False
         self.source = KVSource(layout, self._read, self._released, chunk_tokens=chunk_tokens)
 
@@ -124,17 +122,16 @@ class PrefillService:
 
     # ---- the KV source's side ----
 
-    async def _read(self, transfer_id: bytes, start: int, stop: int) -> Sequence[np.ndarray]:
+    async def _read(self, transfer_id: bytes, start: int, stop: int, on_device: bool) -> KVArrays:
         if self._engine_gone:
             raise TransferGone("the engine has failed")
         read_id = next(self._read_ids)
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[KVArrays] = asyncio.get_running_loop().create_future()
         self._reads[read_id] = future
-        self._submit(ReadKV(read_id, transfer_id, start, stop))
-        arrays: Sequence[np.ndarray] = await future
-        return arrays
+        self._submit(ReadKV(read_id, transfer_id, start, stop, on_device))
+        return await future
 
-    def _answer_read(self, read_id: int, arrays: Sequence[np.ndarray] | None) -> None:
+    def _answer_read(self, read_id: int, arrays: KVArrays | None) -> None:
         future = self._reads.pop(read_id, None)
         if future is None or future.done():
             return

@@ -18,9 +18,9 @@ from settings.config import (
 from settings.environment import Environment
 from settings.errors import ConfigError
 
-SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE)
+SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER)
 """The groups that a launcher hands on to its workers."""
-_SERVE = (*SHARED, flags.API, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING)
+_SERVE = (*SHARED, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING)
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 
 
@@ -64,12 +64,12 @@ def _deployment(
     values: argparse.Namespace, environment: Environment, *, as_hex_llm: bool
 ) -> tuple[ServeConfig, list[str]]:
     model = _model(values, environment)
-    topology = None if values.disagg_topo is None else Topology.parse(values.disagg_topo)
     config = ServeConfig(
         model=model,
         engine=_engine(values),
         http=_http(values, environment, as_hex_llm=as_hex_llm),
-        topology=topology,
+        topology=_topology(values),
+        worker_distributed_method=values.worker_distributed_method,
         log_level=_log_level(values, environment),
         cache=environment.cache,
         jax_platforms=environment.jax_platforms,
@@ -79,7 +79,7 @@ def _deployment(
     return config, flags.spell(values, SHARED)
 
 
-def worker_config(arguments: Sequence[str], environment: Environment, *, prog: str) -> WorkerConfig:
+def worker_config(arguments: Sequence[str], environment: Environment, prog: str) -> WorkerConfig:
     """`python -m prefill_worker` and its likes.
 
     Raises:
@@ -93,6 +93,35 @@ def worker_config(arguments: Sequence[str], environment: Environment, *, prog: s
     )
     if values.address is None:
         raise ConfigError("--address is missing: unix:/path or host:port to listen at")
+    return _worker(values, environment)
+
+
+def threads_config(
+    arguments: Sequence[str], environment: Environment, prog: str
+) -> tuple[WorkerConfig, Topology | None]:
+    """`python -m deploy.threads`: what its workers have in common, and which they are.
+
+    The address is unix: and the folder of their sockets.
+
+    Raises:
+        ConfigError: see settings.flags.parse; or the address is no folder's.
+    """
+    values = flags.parse(
+        (*SHARED, flags.TOPOLOGY, flags.WORKER, flags.LOGGING),
+        arguments,
+        prog=prog,
+        description="Run all workers of a topology in one process, for a router to connect to.",
+    )
+    if values.address is None or not values.address.startswith("unix:/"):
+        raise ConfigError(f"--address={values.address}: unix:/folder is wanted, for the sockets")
+    return _worker(values, environment), _topology(values)
+
+
+def _topology(values: argparse.Namespace) -> Topology | None:
+    return None if values.disagg_topo is None else Topology.parse(values.disagg_topo)
+
+
+def _worker(values: argparse.Namespace, environment: Environment) -> WorkerConfig:
     return WorkerConfig(
         model=_model(values, environment),
         engine=_engine(values),
@@ -100,6 +129,7 @@ def worker_config(arguments: Sequence[str], environment: Environment, *, prog: s
         advertise=values.advertise,
         cpus=values.cpus,
         exit_with_stdin=values.exit_with_stdin,
+        kv_transports=values.kv_transports,
         log_level=_log_level(values, environment),
         cache=environment.cache,
     )

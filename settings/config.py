@@ -10,6 +10,8 @@ from settings.errors import ConfigError
 
 BLOCK_SIZES = (8, 16, 32, 2048, 8192)
 GIB = 2**30
+KV_TRANSPORTS = ("device", "shm", "jax", "grpc")
+"""How KV moves between workers, best first; the names are kvtransfer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,11 @@ def with_platform_defaults(config: EngineConfig, platform: str) -> BatchSizes:
     return replace(defaults, **given)
 
 
+def default_kv_transports(platform: str) -> tuple[str, ...]:
+    """Those of an unset --kv_transports, by platform. On CPU jax gains nothing over gRPC."""
+    return tuple(name for name in KV_TRANSPORTS if name != "jax" or platform != "cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """Where the router listens and which routes Vertex AI calls."""
@@ -123,7 +130,8 @@ class HttpConfig:
 class ServeConfig:
     """A whole deployment on this machine.
 
-    `topology` None is one colocated worker; `jax_platforms` "" leaves the choice to jax;
+    `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
+    between mp and thread to the launcher; `jax_platforms` "" leaves the choice to jax;
     `visible_devices` are those of settings.environment.
     """
 
@@ -133,13 +141,14 @@ class ServeConfig:
     topology: Topology | None
     log_level: str
     cache: Path
+    worker_distributed_method: str | None = None
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker process.
+    """One worker process, or what several workers in one process have in common.
 
     Attributes:
         address: where it listens: "unix:/path" or "host:port". Beside a Unix socket lies that
@@ -147,6 +156,8 @@ class WorkerConfig:
         cpus: cores to run on; None leaves the choice to the system.
         exit_with_stdin: end when standard input closes, so that no worker outlives the
             process that started it.
+        kv_transports: those it offers its KV by and fetches KV by, best first; None is
+            `default_kv_transports`.
     """
 
     model: ModelConfig
@@ -157,6 +168,7 @@ class WorkerConfig:
     exit_with_stdin: bool
     log_level: str
     cache: Path
+    kv_transports: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

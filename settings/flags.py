@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from settings.config import BLOCK_SIZES
+from settings.config import BLOCK_SIZES, KV_TRANSPORTS
 from settings.environment import LOG_LEVELS
 from settings.errors import ConfigError
 
@@ -62,6 +62,16 @@ def _addresses(text: str) -> tuple[str, ...]:
     if not all(addresses):
         raise argparse.ArgumentTypeError(f"{text!r}: an address is empty")
     return addresses
+
+
+def _transports(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    wrong = [name for name in names if name not in KV_TRANSPORTS]
+    if wrong or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: some of {', '.join(KV_TRANSPORTS)} are wanted, each once"
+        )
+    return names
 
 
 def _level(text: str) -> str:
@@ -189,15 +199,34 @@ ENGINE = Group(
     ),
 )  # fmt: skip
 
+TRANSFER = Group(
+    "KV transfer",
+    (
+        Flag(
+            "kv_transports",
+            "how KV may move between workers, best first (device,shm,jax,grpc; CPU: without "
+            "jax): device within a process, shm within a machine, jax from devices to devices "
+            "between processes, grpc",
+            _transports,
+        ),
+    ),
+)
+
+TOPOLOGY = Group(
+    "topology",
+    (Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),),
+)
+
 DEPLOYMENT = Group(
     "deployment",
     (
         Flag("num_hosts", "hosts of the deployment", _positive, 1, supported=(1,)),
-        Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
         Flag("data_parallel_size", "replicas of every worker", _positive, 1, supported=(1,)),
         Flag(
-            "worker_distributed_method", "mp (processes) or ray", default="mp",
-            choices=("mp", "ray"), supported=("mp",),
+            "worker_distributed_method",
+            "mp (a process per worker), thread (all workers in one process, each with its own "
+            "devices) or ray; unset it is thread on a TPU host with --disagg_topo, else mp",
+            choices=("mp", "thread", "ray"), supported=(None, "mp", "thread"),
         ),
     ),
 )  # fmt: skip
@@ -251,6 +280,7 @@ _METAVARS: dict[Callable[[str], Any] | None, str] = {
     _cpus: "N,…",
     _level: "LEVEL",
     _addresses: "ADDRESS,…",
+    _transports: "NAME,…",
 }
 
 
@@ -259,7 +289,7 @@ def _add(parser: argparse._ArgumentGroup, flag: Flag) -> None:
     if flag.default is not None:
         help += f" (default: {_spell(flag.default)})"
     if flag.supported:
-        served = " or ".join(_spell(value) for value in flag.supported)
+        served = " or ".join(_spell(value) for value in flag.supported if value is not None)
         none_yet = flag.supported in ((None,), (False,))
         help += "; not supported yet" if none_yet else f"; only {served} so far"
     if flag.type is None:

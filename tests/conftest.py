@@ -1,10 +1,13 @@
-"""Options of the whole test run."""
+"""Options of the whole test run, and the virtual devices of its process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import pytest
+
+jax.config.update("jax_num_cpu_devices", 4)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

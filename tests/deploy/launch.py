@@ -158,11 +158,10 @@ def completion_body(prompt: Sequence[int], count: int, **more: Any) -> dict[str,
     }
 
 
-def complete(url: str, prompt: Sequence[int], count: int) -> list[int]:
+def complete(url: str, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
     """Token ids of a completion."""
-    answer = httpx.post(
-        f"{url}/v1/completions", json=completion_body(prompt, count), timeout=30, trust_env=False
-    )
+    body = completion_body(prompt, count, **more)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30, trust_env=False)
     assert answer.status_code == 200, answer.text
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.addresses import MAX_SOCKET_PATH, WorkerAddress, parse_address
+from kvtransfer import TRANSPORTS, device_uri
+from settings.config import KV_TRANSPORTS, default_kv_transports
 from settings.errors import ConfigError
 
 
@@ -20,8 +22,42 @@ def test_a_unix_address_has_a_second_socket_beside_it(private: Path) -> None:
     assert parse_address(f"unix:{private}/a.sock", None) == WorkerAddress(
         f"unix:{private}/a.sock",
         private / "a.sock.kv",
-        (f"shm://{private}/a.sock.kv", f"grpc+unix://{private}/a.sock"),
+        (
+            f"shm://{private}/a.sock.kv",
+            f"jax+unix://{private}/a.sock",
+            f"grpc+unix://{private}/a.sock",
+        ),
     )
+
+
+def test_transports_are_offered_in_the_order_that_was_asked_for(private: Path) -> None:
+    address = f"unix:{private}/a.sock"
+    shm, grpc = f"shm://{private}/a.sock.kv", f"grpc+unix://{private}/a.sock"
+    for transports, sources in {
+        ("device", "shm", "grpc"): (device_uri("a"), shm, grpc),
+        ("grpc", "device"): (grpc, device_uri("a")),
+        ("shm",): (shm,),
+    }.items():
+        parsed = parse_address(address, None, transports, "a")
+        assert parsed.sources == sources
+        assert (parsed.shm_path is not None) == ("shm" in transports)
+        assert (parsed.device_name is not None) == ("device" in transports)
+
+
+def test_transports_of_which_none_can_be_had_are_refused(private: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--kv_transports=device: .* has only shm, jax, grpc"):
+        parse_address(f"unix:{private}/a.sock", None, ("device",))
+    with pytest.raises(ConfigError, match=r"--kv_transports=device,shm: .* has only jax, grpc"):
+        parse_address("10.0.0.1:1", None, ("device", "shm"))
+
+
+def test_jax_is_for_devices_that_are_not_cores() -> None:
+    assert default_kv_transports("tpu") == KV_TRANSPORTS
+    assert default_kv_transports("cpu") == ("device", "shm", "grpc")
+
+
+def test_the_flag_and_the_library_know_the_same_transports() -> None:
+    assert KV_TRANSPORTS == TRANSPORTS
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777])
@@ -41,12 +77,12 @@ def test_a_path_too_long_for_a_socket_is_refused(private: Path) -> None:
 
 def test_a_tcp_address_is_what_others_reach_unless_advertised() -> None:
     assert parse_address("10.0.0.1:8471", None) == WorkerAddress(
-        "10.0.0.1:8471", None, ("grpc://10.0.0.1:8471",)
+        "10.0.0.1:8471", None, ("jax://10.0.0.1:8471", "grpc://10.0.0.1:8471"), host="10.0.0.1"
     )
     assert parse_address("0.0.0.0:8471", "pod-3:9000") == WorkerAddress(
-        "0.0.0.0:8471", None, ("grpc://pod-3:9000",)
+        "0.0.0.0:8471", None, ("jax://pod-3:9000", "grpc://pod-3:9000"), host="pod-3"
     )
-    assert parse_address("[::1]:8471", None).sources == ("grpc://[::1]:8471",)
+    assert parse_address("[::1]:8471", None).sources[-1] == "grpc://[::1]:8471"
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8471", "[::]:8471"])

@@ -70,6 +70,8 @@ def test_more_workers_than_devices_are_refused() -> None:
         LocalWorkers(Topology(1, 1), [], Accelerators("gpu", 4), devices=4)
     with pytest.raises(ConfigError, match=r"--tensor_parallel_size=3: a process has 1, 2, 4, 8"):
         LocalWorkers(None, [], Accelerators("tpu", 4), devices=3)
+    with pytest.raises(ConfigError, match=r"2 workers .* of 3 devices .* need 6 tpu devices"):
+        LocalWorkers(Topology(1, 1), [], Accelerators("tpu", 4), devices=3, in_threads=True)
     Accelerators("tpu", 4).check_enough(4, 1)
     Accelerators("cpu", 0).check_enough(64, 1)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.processes import plan_workers
+from deploy.local import works_in_threads
+from deploy.processes import plan_processes, plan_threads
 from deploy.router import listen
 from deploy.signals import in_daemon_thread, unless_stopped
 from settings.config import HttpConfig, Topology
@@ -40,15 +41,42 @@ def test_workers_have_cores_of_their_own_where_there_are_enough(
     expected: list[tuple[str, tuple[int, ...] | None]],
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    workers = plan_workers(topology, Path("/run/x"))
-    assert [(worker.name, worker.cpus) for worker in workers] == expected
-    assert [worker.address for worker in workers] == [f"unix:/run/x/{n}.sock" for n, _ in expected]
+    processes = plan_processes(topology, Path("/run/x"))
+    assert [(process.name, process.cpus) for process in processes] == expected
+    assert [process.flags for process in processes] == [
+        (f"--address=unix:/run/x/{name}.sock",) for name, _ in expected
+    ]
 
 
 def test_roles_are_modules_of_their_own() -> None:
-    modules = [worker.module for worker in plan_workers(Topology(1, 2), Path("/x"))]
+    modules = [process.module for process in plan_processes(Topology(1, 2), Path("/x"))]
     assert modules == ["prefill_worker", "decode_worker", "decode_worker"]
-    assert [worker.module for worker in plan_workers(None, Path("/x"))] == ["deploy.colocated"]
+    assert [process.module for process in plan_processes(None, Path("/x"))] == ["deploy.colocated"]
+
+
+def test_workers_in_threads_are_one_process_on_all_cores() -> None:
+    process = plan_threads(Topology(2, 1), Path("/x"))
+    assert (process.module, process.cpus) == ("deploy.threads", None)
+    assert process.flags == ("--address=unix:/x", "--disagg_topo=2,1")
+    assert plan_threads(None, Path("/x")).flags == ("--address=unix:/x",)
+
+
+@pytest.mark.parametrize(
+    ("method", "topology", "kind", "expected"),
+    [
+        (None, Topology(1, 1), "tpu", True),
+        (None, None, "tpu", False),
+        (None, Topology(1, 1), "gpu", False),
+        (None, Topology(1, 1), "cpu", False),
+        ("mp", Topology(1, 1), "tpu", False),
+        ("thread", Topology(1, 1), "cpu", True),
+        ("thread", None, "cpu", True),
+    ],
+)
+def test_threads_are_the_choice_on_a_tpu_host_that_disaggregates(
+    method: str | None, topology: Topology | None, kind: str, expected: bool
+) -> None:
+    assert works_in_threads(method, topology, kind) is expected
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -69,6 +69,31 @@ def test_a_deployment_answers_and_ends_without_a_trace(
     assert not re.search(r"^[IWE]\d{4} ", launcher.output, re.M), "gRPC's own lines"
 
 
+def test_one_process_of_workers_in_threads_answers_and_ends_without_a_trace(
+    launch: Launch, scratch: Path
+) -> None:
+    launcher = launch(
+        *SERVE,
+        "--model=fake",
+        "--port=0",
+        "--disagg_topo=2,1",
+        "--worker-distributed-method=thread",
+    )
+    url = launcher.ready_url()
+    for length in (1, 40, 400):
+        prompt = (PROMPT * length)[:length]
+        assert complete(url, prompt, 20) == expected_tokens(prompt, 20)
+    pid = launcher.worker_pid("workers")
+    assert children(launcher.pid) == [pid]
+    for name, role in (("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode")):
+        launcher.wait_for(rf"\[workers\] .*{role} worker ready at unix:{scratch}/.*/{name}.sock")
+    assert launcher.stop() < STOP_S
+    assert launcher.exit_code() == 0
+    assert not alive(pid)
+    assert list(scratch.iterdir()) == []
+    assert "Traceback" not in launcher.output
+
+
 def test_the_lines_tell_a_person_what_runs_where(launch: Launch) -> None:
     launcher = launch(*SERVE, "--model=fake", "--port=0", "--disagg_topo=1,1")
     url = launcher.ready_url()

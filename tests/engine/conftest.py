@@ -1,16 +1,13 @@
-"""Virtual devices for tensor parallelism, and the switches of the CPU kernels."""
+"""The switches of the CPU kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
 
-import jax
 import pytest
 
 from engine.kernels.cpu.native import NoNativeKernels, load
-
-jax.config.update("jax_num_cpu_devices", 4)
 
 
 @pytest.fixture(scope="module")

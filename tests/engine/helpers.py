@@ -150,10 +150,12 @@ def hand_over(
     decode: Engine,
     make_request: Callable[[Role], SequenceRequest],
     piece: int,
+    on_device: bool = False,
 ) -> list[TokenDelta]:
     """Serve one request by prefill here and decode there; KV moves `piece` tokens at a time.
 
-    Both may be one engine if the two requests have different names.
+    Both may be one engine if the two requests have different names. `on_device`: the KV does
+    not leave the devices.
     """
     source, target = make_request(Role.PREFILL), make_request(Role.DECODE)
     transfer, count = source.transfer_id, len(source.known_tokens)
@@ -162,10 +164,11 @@ def hand_over(
     decode.submit(Add(target))
     run(decode)
     for start in range(0, count, piece):
-        prefill.submit(ReadKV(start, transfer, start, min(start + piece, count)))
+        stop = min(start + piece, count)
+        prefill.submit(ReadKV(start, transfer, start, stop, on_device))
         (read,) = [e for e in run(prefill) if isinstance(e, KVRead)]
         assert read.arrays is not None
-        decode.submit(WriteKV(start, target.id, start, read.arrays))
+        decode.submit(WriteKV(start, target.id, start, stop, read.arrays))
         assert KVWritten(start, ok=True) in run(decode)
     prefill.submit(ReleaseExport(transfer))
     run(prefill)

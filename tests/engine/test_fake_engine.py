@@ -147,7 +147,7 @@ def test_abort_in_every_state_gives_everything_back() -> None:
     engine.submit(Add(request("waiting", (1, 2, 3), max_tokens=9)))
     engine.step()
     arrays = kv_of((1, 2, 3))
-    engine.submit(WriteKV(1, SequenceId(attempt["importing"], 0), 0, arrays))
+    engine.submit(WriteKV(1, SequenceId(attempt["importing"], 0), 0, 3, arrays))
     engine.submit(ReadKV(2, b"t", 0, 3))
     for each in attempt.values():
         engine.submit(Abort(each))
@@ -168,7 +168,7 @@ def test_late_commands_are_ignored_or_answered() -> None:
         ReleaseExport(b"?"),
         BeginDecode(gone, 1),
         ReadKV(1, b"?", 0, 3),
-        WriteKV(2, gone, 0, arrays),
+        WriteKV(2, gone, 0, 3, arrays),
     ):
         engine.submit(command)
     assert run(engine) == [KVRead(1, None), KVWritten(2, ok=False)]

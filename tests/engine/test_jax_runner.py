@@ -213,7 +213,7 @@ def test_pools_and_counts_are_updated_in_place() -> None:
     target = asked(20, "sampled", Role.DECODE)
     engine.submit(Add(target))
     run(engine)
-    engine.submit(WriteKV(2, target.id, 0, read.arrays))
+    engine.submit(WriteKV(2, target.id, 0, CHUNK_TOKENS, read.arrays))
     run(engine)
     alone(50, "greedy", runner)
     assert pointers() == before
@@ -237,7 +237,7 @@ def test_imported_arrays_may_be_overwritten_after_the_step() -> None:
     engine.submit(Add(target))
     run(engine)
     arrays = tuple(_aligned(array) for array in read.arrays)
-    engine.submit(WriteKV(2, target.id, 0, arrays))
+    engine.submit(WriteKV(2, target.id, 0, CHUNK_TOKENS, arrays))
     engine.step()
     for array in arrays:
         array[:] = 99

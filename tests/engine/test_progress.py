@@ -113,8 +113,9 @@ class Handoffs:
             case KVRead(number, arrays):
                 assert arrays is not None
                 id = self.request(number, Role.DECODE).id
-                write = WriteKV(number, id, self.written[number], arrays)
+                start = self.written[number]
                 self.written[number] += arrays[0].shape[1]
+                write = WriteKV(number, id, start, self.written[number], arrays)
                 self.decode[self.jobs[number].decode].submit(write)
             case KVWritten(number, ok):
                 assert ok

@@ -209,7 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
         arrays = kv_of(piece)
         number = next(self.numbers)
         self.writes[number] = (served, start + len(piece), arrays[0], good)
-        self.engine.submit(WriteKV(number, served.request.id, start, arrays))
+        self.engine.submit(WriteKV(number, served.request.id, start, start + len(piece), arrays))
         if good and not served.ended:
             served.written = max(served.written, start + len(piece))
 

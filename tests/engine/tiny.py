@@ -61,14 +61,19 @@ def tiny_tensors(traits: Traits) -> dict[str, np.ndarray]:
 
 
 def tiny_placement(
-    traits: Traits, kernels: str = "reference", shards: int = 1, dtype: Any = np.float32
+    traits: Traits,
+    kernels: str = "reference",
+    shards: int = 1,
+    dtype: Any = np.float32,
+    first_device: int = 0,
 ) -> Placement:
     """Skips the test where these kernels do not run."""
     try:
         chosen = choose_kernels("cpu", kernels)
     except KernelsUnavailable as error:
         pytest.skip(str(error))
-    return plan_placement(traits, chosen, make_mesh(jax.devices()[:shards]), dtype)
+    mesh = make_mesh(jax.devices()[first_device : first_device + shards])
+    return plan_placement(traits, chosen, mesh, dtype)
 
 
 def make_runner(

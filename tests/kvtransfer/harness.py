@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc.aio
+import jax
 import numpy as np
 
 from kvtransfer import (
@@ -20,16 +23,19 @@ from kvtransfer import (
     KVSink,
     KVSource,
     ReleaseCause,
+    array_method,
     kv_service_handler,
+    serve_device,
     serve_shm,
 )
+from kvtransfer.array_transfer import ArrayTransfer
 from kvtransfer.channel import ChannelClosed
 from kvtransfer.frames import Frame
 from kvtransfer.messages import Message
-from kvtransfer.payload import as_bytes
+from kvtransfer.payload import Payload, as_bytes
 from kvtransfer.protocol import State
 
-TRANSPORTS = ("shm", "grpc+unix", "grpc")
+TRANSPORTS = ("device", "shm", "jax+unix", "jax", "grpc+unix", "grpc")
 CHUNK = 8
 
 LAYOUT = KVLayout("tiny", (ArraySpec("k", "float32", 3, 2, 5), ArraySpec("v", "float32", 3, 2, 5)))
@@ -44,11 +50,27 @@ MIXED = KVLayout(
 )
 
 
+@functools.cache
+def prefill_arrays() -> ArrayTransfer:
+    """The source's end of jax.experimental.transfer; a process keeps it for good."""
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
+
+
+@functools.cache
+def decode_arrays() -> ArrayTransfer:
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
+
+
 async def eventually(predicate: Callable[[], bool]) -> None:
     """For what nothing announces: lets the loop run until `predicate()` holds."""
     async with asyncio.timeout(5):
         while not predicate():  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+def on_a_device(array: np.ndarray) -> jax.Array:
+    """[layers, n, ...] padded to a whole chunk, as an engine exports it."""
+    return jax.device_put(np.pad(array, ((0, 0), (0, CHUNK - array.shape[1]), (0, 0), (0, 0))))
 
 
 class Owner:
@@ -75,7 +97,9 @@ class Owner:
             arrays.append(bits.view(spec.numpy_dtype).reshape(spec.shape(256))[:, start:stop])
         return arrays
 
-    async def read(self, transfer_id: bytes, start: int, stop: int) -> Sequence[np.ndarray]:
+    async def read(
+        self, transfer_id: bytes, start: int, stop: int, on_device: bool
+    ) -> Sequence[Any]:
         self.reading += 1
         self.reads += 1
         self.changed.set()
@@ -83,7 +107,8 @@ class Owner:
             await self.may_read.wait()
             if self.failure is not None:
                 raise self.failure
-            return self.kv(transfer_id, start, stop)
+            arrays = self.kv(transfer_id, start, stop)
+            return [on_a_device(array) for array in arrays] if on_device else arrays
         finally:
             self.reading -= 1
 
@@ -114,10 +139,13 @@ class Link:
         self.source.admit(transfer_id, tokens)
         self.source.finish(transfer_id, trailer)
 
-    def check(self, transfer_id: bytes, start: int, stop: int, arrays: list[np.ndarray]) -> None:
+    def check(self, transfer_id: bytes, start: int, stop: int, arrays: list[Any]) -> None:
         expected = self.owner.kv(transfer_id, start, stop)
         assert len(arrays) == len(expected)
-        for got, want in zip(arrays, expected, strict=True):
+        for array, want in zip(arrays, expected, strict=True):
+            got = array
+            if isinstance(array, jax.Array):
+                got = np.asarray(array)[:, : stop - start]  # without its padding
             assert got.dtype == want.dtype
             assert got.shape == want.shape
             assert got.tobytes() == want.tobytes()
@@ -157,6 +185,11 @@ async def socket_folder() -> AsyncIterator[str]:
 async def serving(source: KVSource, transport: str) -> AsyncIterator[str]:
     """Serves `source` by one transport; gives the URI."""
     async with AsyncExitStack() as stack:
+        if transport == "device":
+            local = serve_device(source, "prefill-0")
+            stack.push_async_callback(local.close)
+            yield local.uri
+            return
         if transport == "shm":
             folder = await stack.enter_async_context(socket_folder())
             server = await serve_shm(source, f"{folder}/kv.sock")
@@ -164,13 +197,14 @@ async def serving(source: KVSource, transport: str) -> AsyncIterator[str]:
             yield server.uri
             return
         grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
-        grpc_server.add_generic_rpc_handlers((kv_service_handler(source),))
-        if transport == "grpc+unix":
+        more = array_method(source, prefill_arrays()) if transport.startswith("jax") else {}
+        grpc_server.add_generic_rpc_handlers((kv_service_handler(source, more),))
+        if transport.endswith("+unix"):
             folder = await stack.enter_async_context(socket_folder())
-            uri = f"grpc+unix://{folder}/grpc.sock"
+            uri = f"{transport}://{folder}/grpc.sock"
             grpc_server.add_insecure_port(f"unix:{folder}/grpc.sock")
         else:
-            uri = f"grpc://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+            uri = f"{transport}://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, None)
         yield uri
@@ -184,7 +218,8 @@ async def linked(
     source = KVSource(
         layout, owner.read, owner.on_release, **{"chunk_tokens": CHUNK, "window": 2, **options}
     )
-    sink = KVSink(sink_layout or layout, stall_timeout_s=10)
+    arrays = decode_arrays() if transport.startswith("jax") else None
+    sink = KVSink(sink_layout or layout, arrays=arrays, stall_timeout_s=10)
     try:
         async with serving(source, transport) as uri:
             yield Link(owner, source, sink, [uri])
@@ -202,6 +237,8 @@ async def linked(
 class Pipe:
     """One end of an in-memory channel, for tests that play the other end by hand."""
 
+    on_device = False
+
     def __init__(self) -> None:
         self.peer = self
         self._frames: asyncio.Queue[Frame | Exception] = asyncio.Queue()
@@ -212,7 +249,7 @@ class Pipe:
         a.peer, b.peer = b, a
         return a, b
 
-    async def send(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
+    async def send(self, message: Message, payload: Payload = ()) -> None:
         self.peer._frames.put_nowait(Frame(message, tuple(payload)))
 
     async def recv(self) -> Frame:
@@ -222,7 +259,7 @@ class Pipe:
             raise item
         return item
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> tuple[memoryview, ...]:
+    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
         return tuple(as_bytes(array) for array in arrays)
 
     async def close(self, *, idle: bool = False) -> None:

@@ -36,7 +36,7 @@ from kvtransfer.messages import (
     Pull,
     Renew,
 )
-from kvtransfer.payload import as_bytes, chunk_header
+from kvtransfer.payload import as_bytes, checksum, chunk_header
 from kvtransfer.protocol import TRANSITIONS, State
 from tests.kvtransfer.harness import CHUNK, LAYOUT, Owner, Pipe
 
@@ -53,7 +53,7 @@ def open_fetch(pipe: Pipe, *, stall_timeout_s: float = 5.0) -> Fetch:
 
 def forge_chunk(start: int, stop: int, slot: int = 0) -> tuple[ChunkHeader, list[memoryview]]:
     payload = [as_bytes(array) for array in Owner(LAYOUT).kv(A, start, stop)]
-    return chunk_header(LAYOUT, slot, start, stop, payload), payload
+    return chunk_header(LAYOUT, slot, start, stop, checksum(payload)), payload
 
 
 async def taken(fetch: Fetch) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from kvtransfer import ArraySpec, KVLayout, ProtocolError
 from kvtransfer.frames import (
     MAX_HEADER_BYTES,
     PREFIX,
+    decode_bare,
     decode_frame,
     decode_header,
     encode_frame,
@@ -31,6 +32,7 @@ from kvtransfer.messages import (
     Done,
     End,
     Failed,
+    Parked,
     Pull,
     Renew,
     SegmentOpened,
@@ -53,6 +55,7 @@ MESSAGES = [
     Cancel(),
     Failed("aborted", "why"),
     SegmentOpened(4, 4096),
+    Parked(2**63 - 1, "10.0.0.1:4711", 2, 12),
 ]
 
 
@@ -62,6 +65,11 @@ def test_messages_survive_the_wire(message):
     frame = decode_frame(encode_frame(message, payload))
     assert frame.message == message
     assert [bytes(view) for view in frame.payload] == [bytes(view) for view in payload]
+    alone = encode_header(message)
+    assert decode_bare(alone) == message
+    for wrong in (alone[:-1], alone + b"\0", alone[:3]):
+        with pytest.raises(ProtocolError):
+            decode_bare(wrong)
 
 
 # A busy machine is no failure.
@@ -82,7 +90,7 @@ plain = (
 @relaxed
 @given(st.binary(max_size=200))
 def test_garbage_is_a_protocol_error(data):
-    for decode in (decode_frame, decode_header):
+    for decode in (decode_frame, decode_header, decode_bare):
         with pytest.raises(ProtocolError):
             decode(data)
 

@@ -22,6 +22,8 @@ from kvtransfer import (
     SharedMemoryFull,
     SourceUnreachable,
     TransferAborted,
+    device_uri,
+    serve_device,
     serve_shm,
 )
 from kvtransfer.endpoints import parse_endpoint, ranked
@@ -88,8 +90,12 @@ async def test_grpc_survives_garbage(garbage):
 
 
 @pytest.mark.parametrize(
-    "uri", ["shm:///nowhere/kv.sock", "grpc+unix:///nowhere/kv.sock", "grpc://127.0.0.1:1"]
-)
+    "uri",
+    [
+        "shm:///nowhere/kv.sock", "grpc+unix:///nowhere/kv.sock", "grpc://127.0.0.1:1",
+        "device://another-process/prefill-0", device_uri("nobody"),
+    ],
+)  # fmt: skip
 async def test_unreachable(uri):
     sink = KVSink(LAYOUT)
     fetch = sink.fetch([uri], A)
@@ -100,34 +106,53 @@ async def test_unreachable(uri):
     await sink.close()
 
 
+async def transport_used(source: KVSource, sink: KVSink, uris: list[str]) -> str:
+    """The module of the channel by which `sink` reaches `source`."""
+    source.offer(A)
+    source.admit(A, 4)
+    fetch = sink.fetch(uris, A)
+    await fetch.admitted()
+    used = type(fetch._channel).__module__.rpartition(".")[2]
+    await fetch.close(done=False)
+    await eventually(lambda: source.active() == 0)
+    return used
+
+
 async def test_best_endpoint_first_and_the_next_if_it_does_not_answer():
     owner = Owner(LAYOUT)
     source = KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK)
     sink = KVSink(LAYOUT)
     async with serving(source, "grpc") as tcp:
-        async with serving(source, "shm") as shm:
-            kinds = []
-            for uris in ([tcp, shm], ["shm:///nowhere/kv.sock", tcp], ["ici://3", tcp]):
-                source.offer(A)
-                source.admit(A, 4)
-                fetch = sink.fetch(uris, A)
-                await fetch.admitted()
-                kinds.append(type(fetch._channel).__module__.rpartition(".")[2])
-                await fetch.close(done=False)
-                await eventually(lambda: source.active() == 0)
-            assert kinds == ["shm_transport", "grpc_transport", "grpc_transport"]
+        async with serving(source, "shm") as shm, serving(source, "device") as device:
+            cases = {
+                "device_transport": [tcp, shm, device],
+                "shm_transport": [tcp, "device://another-process/prefill-0", shm],
+                "grpc_transport": ["ici://3", "shm:///nowhere/kv.sock", tcp],
+            }
+            for transport, uris in cases.items():
+                assert await transport_used(source, sink, uris) == transport
+            choosy = KVSink(LAYOUT, transports=("grpc", "device"))
+            assert await transport_used(source, choosy, [shm, device, tcp]) == "grpc_transport"
+            assert await transport_used(source, choosy, [shm, device]) == "device_transport"
+            await choosy.close()
         await sink.close()
     fetch = sink.fetch(["ici://3"], A)
-    with pytest.raises(SourceUnreachable, match="known scheme"):
+    with pytest.raises(SourceUnreachable, match="none is of device, shm, grpc"):
         await fetch.admitted()
     await fetch.close(done=False)
     await source.close()
 
 
 def test_endpoints():
-    uris = ["grpc://[::1]:80", "new://x", "shm:///a/b", "grpc+unix:///c"]
-    assert [str(e) for e in ranked(uris)] == ["shm:///a/b", "grpc+unix:///c", "grpc://[::1]:80"]
-    for bad in ("grpc://host", "grpc://host:0", "grpc://:80", "shm://a/b", "http://x", "x"):
+    uris = ["grpc://[::1]:80", "new://x", "shm:///a/b", "grpc+unix:///c", "device://p/n"]
+    best_first = ["device://p/n", "shm:///a/b", "grpc+unix:///c", "grpc://[::1]:80"]
+    assert [str(e) for e in ranked(uris)] == best_first
+    assert [str(e) for e in ranked(uris, ("grpc", "shm"))] == [*best_first[2:], "shm:///a/b"]
+    bad_ones = (
+        "grpc://host", "grpc://host:0", "grpc://:80", "shm://a/b", "http://x", "x", "device://p",
+        "device:///n",
+    )  # fmt: skip
+    for bad in bad_ones:
         with pytest.raises(ValueError, match=bad):
             parse_endpoint(bad)
 
@@ -295,3 +320,41 @@ async def test_closing_the_server_ends_its_transfers():
         await anext(fetch.chunks())
     await fetch.close(done=False)
     await sink.close()
+
+
+async def test_device_arrays_are_handed_over_and_not_copied():
+    async with linked("device") as link:
+        made = []
+
+        async def read(*asked: object) -> list[object]:
+            made.append(await link.owner.read(*asked))
+            return made[-1]
+
+        link.source.read = read
+        link.publish(A, 10)
+        fetch = link.fetch(A)
+        await fetch.admitted()
+        chunks = [chunk async for chunk in fetch.chunks()]
+        for chunk, arrays in zip(chunks, made, strict=True):
+            assert all(got is given for got, given in zip(chunk.arrays, arrays, strict=True))
+            chunk.release()
+        await fetch.close(done=True)
+
+
+async def test_a_device_name_is_taken_once_and_served_on_its_own_loop_only():
+    source = new_source()
+    server = serve_device(source, "prefill-0")
+    assert server.uri == device_uri("prefill-0")
+    with pytest.raises(ValueError, match="'prefill-0' is served in this process already"):
+        serve_device(source, "prefill-0")
+
+    async def elsewhere() -> None:
+        fetch = KVSink(LAYOUT).fetch([server.uri], A)
+        with pytest.raises(SourceUnreachable, match="on this event loop"):
+            await fetch.admitted()
+        await fetch.close(done=False)
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    await server.close()
+    await server.close()
+    await serve_device(source, "prefill-0").close()

@@ -19,6 +19,7 @@ PLACEMENTS = {
     # Nine heads and three KV heads: both sizes fill up with empty ones.
     "1,1 on 2 devices each": ("--disagg_topo=1,1", "--tensor_parallel_size=2"),
     "colocated on 4 devices": ("--tensor_parallel_size=4",),
+    "1,1 in one process": ("--disagg_topo=1,1", "--worker_distributed_method=thread"),
 }
 # Fewer programs than by default: a start without a compile cache takes less of the test's time.
 FLAGS = (

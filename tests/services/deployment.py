@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -13,8 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.addresses import WorkerAddress
-from deploy.worker import WorkerHost
+import jax
+
+from deploy.addresses import parse_address
+from deploy.worker_host import WorkerHost
 from engine.blocks import BlockPool
 from engine.build import BuiltEngine, KVArray
 from engine.engine import Engine
@@ -24,14 +27,22 @@ from engine.plan import RunBatch, StepOutcome, StepPlan
 from engine.scheduler import Scheduler
 from engine.types import COLOCATED, FinishReason, ModelLimits, Role, SamplingParams, TokenDelta
 from kvtransfer import KVSource
+from kvtransfer.array_transfer import ArrayTransfer
 from router.dispatch import Dispatcher
 from router.workers import WorkerPool
 
+EACH_TRANSPORT = (("device",), ("shm",), ("jax",), ("grpc",))
 TOPOLOGIES = ("1,1", "2,1", "1,2", "3,1", "colocated")
 VOCAB = 97
 MAX_MODEL_LEN = 64
 BLOCK_SIZE = 4
 CHUNK_TOKENS = 8
+
+
+@functools.cache
+def array_transfer(roles: Role) -> ArrayTransfer:
+    """An end of jax.experimental.transfer; a process keeps it for good."""
+    return ArrayTransfer("127.0.0.1", jax.devices()[:1])
 
 
 async def eventually(predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -214,7 +225,7 @@ async def collect(
 async def deployment(
     topology: str,
     *,
-    shm: bool = True,
+    transports: tuple[str, ...] = ("shm", "grpc"),
     num_blocks: int = 64,
     step_s: float = 0.0,
     seed: int = 1,
@@ -231,16 +242,13 @@ async def deployment(
     pool = None
     try:
         for name, roles in roles_of(topology):
-            path = folder / f"{name}.sock"
-            sources = [f"grpc+unix://{path}"]
-            shm_path = path.with_suffix(".kv") if shm else None
-            if shm_path is not None:
-                sources.insert(0, f"shm://{shm_path}")
+            address = parse_address(f"unix:{folder}/{name}.sock", None, transports, name)
             built = build(num_blocks, step_s, **limits | (only or {}).get(name, {}))
-            host = WorkerHost(built, roles, WorkerAddress(f"unix:{path}", shm_path, tuple(sources)))
+            arrays = array_transfer(roles) if "jax" in transports else None
+            host = WorkerHost(built, roles, address, transports, arrays)
             members[name] = Member(name, host, built.runner, built)
             await host.open()
-            addresses.append(f"unix:{path}")
+            addresses.append(address.grpc)
         pool = WorkerPool(addresses, lambda _: None)
         dispatcher = Dispatcher(pool, seed)
         pool.open()

@@ -10,6 +10,7 @@ import pytest
 
 from kvtransfer.protocol import State
 from tests.services.deployment import (
+    EACH_TRANSPORT,
     TOPOLOGIES,
     Deployment,
     Member,
@@ -117,11 +118,11 @@ async def test_queued_behind_others(topology: str) -> None:
         await check_whole(served)
 
 
-@pytest.mark.parametrize("shm", [True, False])
-async def test_the_reader_leaves_while_its_prefill_is_queued(shm: bool) -> None:
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
+async def test_the_reader_leaves_while_its_prefill_is_queued(transports: tuple[str]) -> None:
     """The decode worker's word reaches the prefill worker before the router's does."""
     limits = {"max_seqs": 1, "max_prefill_seqs": 1}
-    async with deployment("1,1", shm=shm, **limits) as served:
+    async with deployment("1,1", transports=transports, **limits) as served:
         prefill, decode = served["prefill-0"], served["decode-0"]
         prefill.runner.shut()
         running = asyncio.create_task(served.ask(PROMPT))
@@ -138,10 +139,12 @@ async def test_the_reader_leaves_while_its_prefill_is_queued(shm: bool) -> None:
         await check_whole(served)
 
 
-@pytest.mark.parametrize("shm", [True, False])
-async def test_while_decode_waits_for_room(shm: bool) -> None:
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
+async def test_while_decode_waits_for_room(transports: tuple[str]) -> None:
     """The prefill is done and exported; the pool of the decode worker is full."""
-    async with deployment("1,1", shm=shm, only={"decode-0": {"max_seqs": 1}}) as served:
+    async with deployment(
+        "1,1", transports=transports, only={"decode-0": {"max_seqs": 1}}
+    ) as served:
         decode = served["decode-0"]
         decode.runner.shut()
         running = asyncio.create_task(served.ask(PROMPT))
@@ -156,13 +159,13 @@ async def test_while_decode_waits_for_room(shm: bool) -> None:
         await check_whole(served)
 
 
-@pytest.mark.parametrize("shm", [True, False])
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
 @pytest.mark.parametrize("seed", range(4))
-async def test_at_random_moments_of_the_transfer(shm: bool, seed: int) -> None:
+async def test_at_random_moments_of_the_transfer(transports: tuple[str], seed: int) -> None:
     """Long prompts, small chunks, and pools that hold two of them."""
     rng = random.Random(seed)
     prompt = prompt_of(54)
-    async with deployment("1,1", shm=shm, num_blocks=32) as served:
+    async with deployment("1,1", transports=transports, num_blocks=32) as served:
         for _ in range(12):
             task = asyncio.create_task(served.ask(prompt))
             for _ in range(rng.randrange(60)):

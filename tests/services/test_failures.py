@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.worker import CLOSE_S, run_worker
+from deploy.roster import PlannedWorker
+from deploy.worker import CLOSE_S, run_workers
 from engine.events import Add
 from engine.plan import ExportKV, ImportKV, StepOutcome, StepPlan
 from engine.types import COLOCATED, AttemptId, SamplingParams, SequenceId, SequenceRequest
@@ -20,6 +21,7 @@ from protos.codec import StartOrder
 from router.errors import GenerationFailed, ServingError, Unavailable
 from settings.config import EngineConfig, ModelConfig, WorkerConfig
 from tests.services.deployment import (
+    EACH_TRANSPORT,
     Deployment,
     Member,
     build,
@@ -125,9 +127,11 @@ async def test_prefill_dies_with_a_queue_and_another_serves_all_of_it() -> None:
         await served.until_idle()
 
 
-@pytest.mark.parametrize("shm", [True, False])
-async def test_prefill_dies_while_its_kv_waits_for_room_or_travels(shm: bool) -> None:
-    async with deployment("2,1", shm=shm, only={"decode-0": {"max_seqs": 1}}) as served:
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
+async def test_prefill_dies_while_its_kv_waits_for_room_or_travels(transports: tuple[str]) -> None:
+    async with deployment(
+        "2,1", transports=transports, only={"decode-0": {"max_seqs": 1}}
+    ) as served:
         decode = served["decode-0"]
         decode.runner.shut()
         running = Client(served)
@@ -229,7 +233,7 @@ async def test_a_step_that_goes_on_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built = build(num_blocks=64, step_s=0.0)
-    monkeypatch.setattr("deploy.worker._load", lambda *_: built)
+    monkeypatch.setattr("deploy.worker._load", lambda *_: [built])
     stop = asyncio.Event()
     built.runner.shut()
     with tempfile.TemporaryDirectory(prefix="hs-") as folder:
@@ -237,7 +241,8 @@ async def test_a_step_that_goes_on_does_not_hold_up_the_end(
             ModelConfig("fake"), EngineConfig(), f"unix:{folder}/w.sock", None, None, False,
             "INFO", Path(folder),
         )  # fmt: skip
-        running = asyncio.create_task(run_worker(config, COLOCATED, stop))
+        planned = PlannedWorker("worker-0", COLOCATED, config.address)
+        running = asyncio.create_task(run_workers(config, [planned], stop))
         sequence = SequenceId(AttemptId("request", 0), 0)
         built.engine.submit(Add(SequenceRequest(sequence, COLOCATED, PROMPT, SamplingParams())))
         await eventually(lambda: built.runner.held)
@@ -308,9 +313,13 @@ async def test_a_lease_that_ends_unclaimed_is_a_lost_attempt() -> None:
         await served.until_idle()
 
 
-@pytest.mark.parametrize("shm", [True, False])
-async def test_a_lease_that_ends_before_the_pull_never_gives_wrong_text(shm: bool) -> None:
-    async with deployment("1,1", shm=shm, only={"decode-0": {"max_seqs": 1}}) as served:
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
+async def test_a_lease_that_ends_before_the_pull_never_gives_wrong_text(
+    transports: tuple[str],
+) -> None:
+    async with deployment(
+        "1,1", transports=transports, only={"decode-0": {"max_seqs": 1}}
+    ) as served:
         source, decode = served["prefill-0"].source, served["decode-0"]
         source._lease_s = 0.05
         decode.runner.shut()
@@ -332,7 +341,7 @@ async def test_losing_every_attempt_is_an_error_and_not_an_endless_loop() -> Non
     async with deployment("1,1") as served:
         tried = []
 
-        async def broken(transfer_id: bytes, start: int, stop: int) -> None:
+        async def broken(transfer_id: bytes, *_: object) -> None:
             tried.append(transfer_id)
             raise RuntimeError("no such memory")
 

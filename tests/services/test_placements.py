@@ -10,6 +10,7 @@ from engine.types import AttemptId, FinishReason, SamplingParams
 from router.errors import BadRequest, Overloaded, Unavailable
 from tests.services.deployment import (
     CHUNK_TOKENS,
+    EACH_TRANSPORT,
     MAX_MODEL_LEN,
     TOPOLOGIES,
     collect,
@@ -34,9 +35,10 @@ async def test_alone_and_sixteen_at_once(topology: str) -> None:
 
 
 @pytest.mark.parametrize("topology", ["1,1", "2,1", "1,2"])
-async def test_kv_by_grpc_alone(topology: str) -> None:
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
+async def test_kv_by_one_transport_alone(topology: str, transports: tuple[str]) -> None:
     prompts = [prompt_of(1 + 3 * i, salt=i) for i in range(16)]
-    async with deployment(topology, shm=False) as served:
+    async with deployment(topology, transports=transports) as served:
         answers = await asyncio.gather(*(served.ask(prompt) for prompt in prompts))
         assert answers == [expected(prompt, 8) for prompt in prompts]
         await served.until_idle()
@@ -84,11 +86,11 @@ async def test_a_prompt_without_room_is_refused_with_both_numbers(topology: str)
         await served.until_idle()
 
 
-@pytest.mark.parametrize("shm", [True, False])
+@pytest.mark.parametrize("transports", EACH_TRANSPORT)
 @pytest.mark.parametrize("over", [-1, 0, 1])
-async def test_a_prompt_of_several_chunks(shm: bool, over: int) -> None:
+async def test_a_prompt_of_several_chunks(transports: tuple[str], over: int) -> None:
     prompt = prompt_of(6 * CHUNK_TOKENS + over)
-    async with deployment("1,1", shm=shm) as served:
+    async with deployment("1,1", transports=transports) as served:
         assert await served.ask(prompt) == expected(prompt, 8)
 
 

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from deploy import worker
+from deploy import worker_host
 from deploy.addresses import WorkerAddress
-from deploy.worker import WorkerHost
+from deploy.worker_host import WorkerHost
 from engine.types import (
     COLOCATED,
     AttemptId,
@@ -26,7 +26,7 @@ from tests.services.deployment import build, deployment, eventually, prompt_of
 
 
 def test_the_server_carries_the_largest_message_of_either_service() -> None:
-    options = worker._server_options()
+    options = worker_host._server_options()
     for name, value in (*MESSAGE_LIMITS, *SERVER_OPTIONS):
         assert options[name] >= value
 
@@ -89,8 +89,8 @@ def free_port() -> int:
 async def test_attempts_of_a_router_whose_host_vanished_are_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(worker, "KEEPALIVE_TIMEOUT_S", 1)
+    monkeypatch.setattr(worker_host, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(worker_host, "KEEPALIVE_TIMEOUT_S", 1)
     monkeypatch.setattr("protos.session_client.SILENCE_LIMIT_S", 60.0)  # the router is gone
     built, port = build(64, 0.0), free_port()
     host = WorkerHost(built, COLOCATED, WorkerAddress(f"127.0.0.1:{port}", None, ()))

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from settings.command_line import demo_config, router_config, serve_config, worker_config
+from settings.command_line import (
+    demo_config,
+    router_config,
+    serve_config,
+    threads_config,
+    worker_config,
+)
 from settings.config import HttpConfig, ServeConfig, Topology
 from settings.environment import read_environment
 from settings.errors import ConfigError
@@ -145,6 +151,25 @@ def test_a_launcher_hands_on_what_concerns_workers() -> None:
     )
     assert worker.engine == config.engine
     assert worker.model == config.model
+
+
+def test_workers_in_one_process_share_a_configuration() -> None:
+    _, worker_flags = serve_config(
+        ["--model=m", "--kv_transports=shm,grpc", "--block_size=16"], read_environment({})
+    )
+    arguments = [*worker_flags, "--address=unix:/folder", "--disagg_topo=2,1"]
+    config, topology = threads_config(arguments, read_environment({}), "python -m deploy.threads")
+    assert topology == Topology(2, 1)
+    assert (config.address, config.engine.block_size) == ("unix:/folder", 16)
+    assert config.kv_transports == ("shm", "grpc")
+    for address in ([], ["--address=h:1"], ["--address=unix:folder"]):
+        with pytest.raises(ConfigError, match=r"--address=.*: unix:/folder is wanted"):
+            threads_config(["--model=m", *address], read_environment({}), "threads")
+
+
+def test_an_unset_method_is_left_to_the_launcher() -> None:
+    assert serve().worker_distributed_method is None
+    assert serve("--worker-distributed-method=thread").worker_distributed_method == "thread"
 
 
 API_FLAGS = ("--tokenizer=./t", "--served_model_name=name", "--tokenizer_mode=auto")

@@ -12,15 +12,15 @@ from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
-    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.DEPLOYMENT, flags.HTTP,
-    flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
+    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.TOPOLOGY,
+    flags.DEPLOYMENT, flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
     "model": None, "tokenizer": None, "tokenizer_mode": "auto", "trust_remote_code": False,
     "load_format": "auto", "max_model_len": None, "sliding_window": None, "seed": 0,
     "num_hosts": 1, "disagg_topo": None, "data_parallel_size": 1, "tensor_parallel_size": 1,
-    "worker_distributed_method": "mp", "enable_jit": True, "warmup": True,
+    "worker_distributed_method": None, "enable_jit": True, "warmup": True,
     "max_prefill_seqs": 1, "prefill_seqs_padding": 8, "prefill_len_padding": None,
     "decode_seqs_padding": None, "decode_blocks_padding": None, "max_decode_seqs": None,
     "enable_prefix_cache_hbm": False, "enable_chunked_prefill": False,
@@ -37,6 +37,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "num_hosts": ("1", 1), "disagg_topo": ("3,1", "3,1"), "data_parallel_size": ("1", 1),
     "tensor_parallel_size": ("4", 4), "kv_cache_dtype": ("bfloat16", "bfloat16"),
     "kernels": ("reference", "reference"), "worker_distributed_method": ("mp", "mp"),
+    "kv_transports": ("grpc, shm", ("grpc", "shm")),
     "max_prefill_seqs": ("4", 4), "prefill_seqs_padding": ("2", 2),
     "prefill_len_padding": ("128", 128), "decode_seqs_padding": ("4", 4),
     "decode_blocks_padding": ("16", 16), "max_decode_seqs": ("64", 64),
@@ -157,6 +158,9 @@ def test_what_is_not_there_yet_is_refused_by_name(argument: str, shown: str) -> 
         ("--cpus=-1", "from 0"),
         ("--workers=a:1,,b:2", "an address is empty"),
         ("--warmup=maybe", "true or false"),
+        ("--kv_transports=shm,rdma", "some of device, shm, jax, grpc are wanted"),
+        ("--kv_transports=shm,shm", "each once"),
+        ("--kv_transports=", "some of device, shm, jax, grpc"),
         ("--seed", "expected one argument"),
     ],
 )

@@ -1,0 +1,28 @@
+"""The workers of a deployment on one machine: their names, roles and addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.types import COLOCATED, Role
+from settings.config import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWorker:
+    """A worker to be started; `address` as in `--address`."""
+
+    name: str
+    roles: Role
+    address: str
+
+
+def plan_workers(topology: Topology | None, folder: Path) -> list[PlannedWorker]:
+    """The workers of a topology, prefill first, with sockets in `folder`; None is one for all."""
+    if topology is None:
+        named = [("worker-0", COLOCATED)]
+    else:
+        named = [(f"prefill-{i}", Role.PREFILL) for i in range(topology.prefill)]
+        named += [(f"decode-{i}", Role.DECODE) for i in range(topology.decode)]
+    return [PlannedWorker(name, roles, f"unix:{folder / name}.sock") for name, roles in named]
