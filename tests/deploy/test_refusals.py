@@ -149,7 +149,7 @@ def test_too_few_blocks_for_one_sequence_are_refused(launch: Launch, llama_folde
         ({}, ["--tensor_parallel_size=3"], "=3 does not divide 4 query heads and 4 KV heads"),
         ({}, ["--tensor_parallel_size=5"], "=5 does not divide"),
         ({"intermediate_size": 33}, ["--tensor_parallel_size=2"], "intermediate_size=33"),
-        ({"intermediate_size": 33}, [], "intermediate_size=33"),
+        ({"intermediate_size": 33}, ["--dtype=bfloat16"], "intermediate_size=33"),
         ({"head_dim": 12}, [], "head_dim=12"),
     ],
 )
