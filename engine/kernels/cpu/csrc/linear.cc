@@ -19,7 +19,7 @@ namespace {
 
 // Below this many products of a row, a panel and a step, another thread takes longer to wake
 // than the work does. Up to eight rows cost alike: the time to read the weight.
-constexpr int64_t kWorthWaking = 65536;
+constexpr int64_t kWorthWaking = 32768;
 constexpr int64_t kRowsPerRead = 8;
 
 // How the rows and the columns of a call are split into tasks; a column is a panel, or the two
@@ -30,8 +30,11 @@ class Split {
       : rows_(rows), blocks_((rows + kMostRows - 1) / kMostRows) {
     const int64_t products = std::max(rows, kRowsPerRead) * columns * panels_per_column * steps;
     threads_ = products < kWorthWaking ? 1 : threads_of(pool);
-    // A wide group copies its rows of x less often; a narrow one leaves no thread without work.
-    group_ = std::clamp<int64_t>(columns * blocks_ / (threads_ * 4), 1, kMostPanels / panels_per_column);
+    // A wide group copies its rows of x less often; a narrow one lets threads end together. Of few
+    // rows there is little to copy.
+    const int64_t tasks_per_thread = rows <= kRowsPerRead ? 8 : 4;
+    group_ = std::clamp<int64_t>(columns * blocks_ / (threads_ * tasks_per_thread), 1,
+                                 kMostPanels / panels_per_column);
   }
 
   int64_t threads() const { return threads_; }
