@@ -38,8 +38,14 @@ LAYOUT = KVLayout(
 
 
 def tokens_of(mib: int) -> int:
-    """Tokens whose KV is about `mib` mebibytes; at least one chunk."""
-    return max(CHUNK_TOKENS, mib * 2**20 // TOKEN_BYTES)
+    """Tokens whose KV is about `mib` mebibytes."""
+    return max(1, mib * 2**20 // TOKEN_BYTES)
+
+
+def pieces_of(size: int) -> list[memoryview]:
+    """`size` bytes in messages of PIECE; the last one may be shorter."""
+    zeros = memoryview(bytes(min(PIECE, size)))
+    return [zeros[: min(PIECE, size - begin)] for begin in range(0, size, PIECE)]
 
 
 class Holder:
@@ -67,10 +73,10 @@ class Holder:
 
 def _bare_handler(size: int) -> grpc.GenericRpcHandler:
     """Streams `size` bytes in messages of PIECE, and nothing else."""
-    message = bytes(PIECE)
+    messages = [bytes(piece) for piece in pieces_of(size)]
 
     async def send(request: bytes, context: object) -> AsyncIterator[bytes]:
-        for _ in range(size // PIECE):
+        for message in messages:
             yield message
 
     return grpc.method_handlers_generic_handler(
@@ -79,10 +85,10 @@ def _bare_handler(size: int) -> grpc.GenericRpcHandler:
 
 
 async def _send_raw(size: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    message = bytes(PIECE)
+    pieces = pieces_of(size)
     while await reader.read(1):
-        for _ in range(size // PIECE):
-            writer.write(message)
+        for piece in pieces:
+            writer.write(piece)
             await writer.drain()
     writer.close()
 

@@ -155,10 +155,10 @@ async def _take_bare(channel: grpc.aio.Channel, target: np.ndarray) -> None:
 async def _take_raw(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: np.ndarray
 ) -> None:
-    place, size = 0, len(target) // PIECE * PIECE
+    place = 0
     writer.write(b"x")
-    while place < size:
-        data = await reader.read(min(PIECE, size - place))
+    while place < len(target):
+        data = await reader.read(min(PIECE, len(target) - place))
         target[place : place + len(data)] = np.frombuffer(data, np.uint8)
         place += len(data)
 
