@@ -97,10 +97,7 @@ def _measure(mib: int, rounds: int) -> Measured:
             Path(name) / "peer.log", "benchmarks.kv_peer", name, str(mib), str(transfers)
         ) as peer,
     ):
-        deadline = time.monotonic() + _START_S
-        while "serving" not in peer.output:
-            peer.check(deadline)
-            time.sleep(0.02)
+        peer.wait_for("serving", time.monotonic() + _START_S)
         return asyncio.run(_rounds(Path(name), mib, rounds))
 
 

@@ -50,6 +50,12 @@ class LoggedProcess:
         lines = "\n".join(f"    {line}" for line in self.output.splitlines()[-_LAST_LINES:])
         raise StartError(f"{self._name} {ending}; its last lines:\n{lines}")
 
+    def wait_for(self, text: str, deadline: float) -> None:
+        """Until its output holds `text`. Raises StartError as `check` does."""
+        while text not in self.output:
+            self.check(deadline)
+            time.sleep(_POLL_S)
+
     def end(self) -> None:
         """Close its standard input and send SIGTERM; SIGKILL if it is still there later."""
         assert self._process.stdin is not None

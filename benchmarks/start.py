@@ -9,7 +9,6 @@ a deployment does not start.
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -20,11 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import print_line
-from benchmarks.router_processes import LoggedProcess, StartError, running_module
+from benchmarks.router_processes import StartError, running_module
 from benchmarks.stats import host_info, median
 
 _FIRST_START_S = 900.0
-_POLL_S = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,14 +79,8 @@ def _start_once(model: str, topology: str) -> float:
             f"--disagg_topo={topology}",
         ) as server,
     ):
-        _wait_for_ready(server, began + _FIRST_START_S)
+        server.wait_for("ready at http", began + _FIRST_START_S)
         return time.monotonic() - began
-
-
-def _wait_for_ready(server: LoggedProcess, deadline: float) -> None:
-    while not re.search(r"ready at http", server.output):
-        server.check(deadline)
-        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,14 @@ def scratch() -> Iterator[Path]:
     """The TMPDIR of the launched processes, with a path short enough for sockets in it."""
     with tempfile.TemporaryDirectory(prefix="hs") as folder:
         yield Path(folder)
+
+
+def give_weights(folder: Path, variant: str) -> Path:
+    """Turn a fake model's folder into a tiny Llama's, with the same tokenizer."""
+    source = Path(__file__).parents[1] / "golden" / "tiny" / variant
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(source / name, folder / name)
+    return folder
 
 
 @pytest.fixture

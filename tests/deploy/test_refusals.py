@@ -12,21 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.deploy.conftest import Launch
+from tests.deploy.conftest import Launch, give_weights
 from tests.deploy.launch import HEX_LLM, HEXSERVE, Launched
 
 SERVE = (*HEXSERVE, "serve", "--port=0")
-TINY = Path(__file__).parent.parent / "golden" / "tiny" / "head_dim"
 
 
 @pytest.fixture
 def llama_folder(fake_folder: Path, tmp_path: Path) -> Path:
     """A tiny Llama with the fake model's tokenizer."""
-    folder = tmp_path / "llama"
-    shutil.copytree(fake_folder, folder)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(TINY / name, folder / name)
-    return folder
+    return give_weights(shutil.copytree(fake_folder, tmp_path / "llama"), "head_dim")
 
 
 def assert_refused(process: Launched, code: int, *messages: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import Launch
+from tests.deploy.conftest import Launch, give_weights
 from tests.deploy.launch import HEXSERVE, complete, get
 
 # Two query heads and one KV head, which two devices replicate.
@@ -18,11 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "tiny" / "tied_llama3"
 @pytest.fixture
 def tiny_llama(fake_folder: Path, tmp_path: Path) -> Path:
     """A tiny Llama with the fake model's tokenizer."""
-    folder = tmp_path / "llama"
-    shutil.copytree(fake_folder, folder)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / name, folder / name)
-    return folder
+    return give_weights(shutil.copytree(fake_folder, tmp_path / "llama"), GOLDEN.name)
 
 
 @pytest.mark.parametrize(
