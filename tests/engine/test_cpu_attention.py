@@ -112,7 +112,7 @@ def chunks(total: int, size: int, first: int = 0) -> list[tuple[int, int]]:
     ],
     ids=["full", "window", "chunk"],
 )
-@pytest.mark.parametrize(("group", "head_dim"), [(3, 64), (1, 24), (7, 128)])
+@pytest.mark.parametrize(("group", "head_dim"), [(3, 64), (1, 26), (7, 128)])
 def test_a_token_gets_the_same_bits_in_any_company(
     native: ModuleType,
     group: int,
@@ -193,7 +193,7 @@ def test_the_future_does_not_reach_the_past(
 @settings(max_examples=25, deadline=None)
 @given(
     tokens=st.integers(0, 9), live=st.integers(0, 9), heads=st.integers(1, 9),
-    half=st.integers(1, 32).map(lambda n: 4 * n), dtype=st.sampled_from(list(TYPES.values())),
+    half=st.integers(1, 128), dtype=st.sampled_from(list(TYPES.values())),
 )  # fmt: skip
 def test_rotate_turns_pairs(
     native: ModuleType, tokens: int, live: int, heads: int, half: int, dtype: Any
@@ -232,7 +232,7 @@ def test_rotate_needs_no_copy() -> None:
     [
         (4, 2, 8, "head_dim=8: .* from 16 to 256"),
         (4, 2, 264, "head_dim=264"),
-        (4, 2, 20, "head_dim=20: .* multiples of 8"),
+        (4, 2, 21, "head_dim=21: .* even"),
         (5, 2, 64, "5 heads share 2 KV heads"),
     ],
 )

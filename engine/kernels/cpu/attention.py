@@ -12,7 +12,7 @@ from jax import Array
 from engine.kernels.cpu.native import target
 from engine.kernels.interface import AttentionSpec, Batch, KVPools, UnsupportedShape
 
-_LEAST_HEAD_DIM, _MOST_HEAD_DIM, _HEAD_DIM_STEP = 16, 256, 8
+_LEAST_HEAD_DIM, _MOST_HEAD_DIM = 16, 256
 
 
 def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
@@ -21,10 +21,10 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
     Raises:
         UnsupportedShape: names the size and the limit.
     """
-    if head_dim % _HEAD_DIM_STEP or not _LEAST_HEAD_DIM <= head_dim <= _MOST_HEAD_DIM:
+    if head_dim % 2 or not _LEAST_HEAD_DIM <= head_dim <= _MOST_HEAD_DIM:
         raise UnsupportedShape(
-            f"head_dim={head_dim}: the CPU kernels take multiples of {_HEAD_DIM_STEP} from "
-            f"{_LEAST_HEAD_DIM} to {_MOST_HEAD_DIM}"
+            f"head_dim={head_dim}: the CPU kernels take even ones from {_LEAST_HEAD_DIM} to "
+            f"{_MOST_HEAD_DIM}"
         )
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise UnsupportedShape(

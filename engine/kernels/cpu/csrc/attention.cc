@@ -10,7 +10,7 @@
 namespace hexserve {
 namespace {
 
-constexpr int64_t kLeastHeadDim = 16, kMostHeadDim = 256, kHeadDimStep = 8;
+constexpr int64_t kLeastHeadDim = 16, kMostHeadDim = 256;
 
 template <typename Q, typename T>
 ffi::Future attend(ffi::ThreadPool& pool, const Shape& shape, const Scoring& scoring,
@@ -59,7 +59,7 @@ ffi::Future attention(ffi::ThreadPool pool, Operand q, Operand k, Operand v, Ope
   }
   const int64_t heads = q.dimensions()[1], head_dim = q.dimensions()[2], kv_heads = sizes[3];
   if (sizes[4] != head_dim || kv_heads < 1 || heads < 1 || heads % kv_heads != 0 ||
-      head_dim < kLeastHeadDim || head_dim > kMostHeadDim || head_dim % kHeadDimStep != 0) {
+      head_dim < kLeastHeadDim || head_dim > kMostHeadDim || head_dim % 2 != 0) {
     return wrong("the heads of q do not fit those of the pools");
   }
   if (!is_int32(starts, 1) || !is_int32(kv_lens, 1) || !is_int32(tables, 2) ||

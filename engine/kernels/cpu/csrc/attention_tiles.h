@@ -1,8 +1,8 @@
 // One piece of KV against a few queries; see attention_table.h. Included by isa.cc.
 //
-// Scores have keys in their lanes and are one chain of steps over the dimensions; mixed values
-// have dimensions in their lanes and are one chain of steps over the keys. A chain holds exactly the keys
-// that its query sees, so that a key unseen may be anything, NaN too.
+// Scores have keys in their lanes and are chains of kChain steps over the dimensions, added up in
+// order; mixed values have dimensions in their lanes and are one chain of steps over the keys. That
+// chain holds exactly the keys that its query sees, so that a key unseen may be anything, NaN too.
 
 #pragma once
 
@@ -12,6 +12,8 @@ namespace hexserve {
 namespace HEXSERVE_ISA {
 
 constexpr int kStrip = 2 * kLanes;
+// The longer a chain, the more its rounding adds up: one over 256 dimensions would cost a digit.
+constexpr int64_t kChain = 64;
 constexpr int64_t kLine = 64;  // bytes
 // Rows for each part of a walk: its lines come one by one, and a burst of them would be waited for.
 constexpr int64_t kTogether = 4;
@@ -40,10 +42,10 @@ static inline Pairs broadcast_step(const Pair* p) { return broadcast_pair(p->bit
 static inline void store_step(float* p, Vec x) { store(p, x); }
 static inline void store_step(Pair* p, Pairs x) { store_pairs(p->bits, x); }
 
-// head_dim is a multiple of 8, so that vectors of 8 are always whole.
+// A mask costs nothing where vectors are of 16, but much where bfloat16 has none.
 template <typename T>
 static inline Vec load_columns(const T* p, int64_t n) {
-  return kLanes == 8 ? load(p) : load_first(p, n);
+  return kLanes == 8 && n >= kLanes ? load(p) : load_first(p, n);
 }
 
 // Lines of kTogether vectors.
@@ -147,24 +149,29 @@ static void pack_values(Rows<T> rows, Keys keys, int64_t head_dim, Step* packed)
 // scores[q, key] of one strip of keys.
 template <int N, typename Step>
 static void score(const Step* queries, const Step* keys, int64_t steps, float* scores, Ahead& ahead) {
-  Vec sums[N][2];
+  for (int64_t begin = 0; begin < steps; begin += kChain) {
+    const int64_t end = begin + kChain < steps ? begin + kChain : steps;
+    Vec sums[N][2];
 #pragma GCC unroll 12
-  for (int q = 0; q < N; ++q) sums[q][0] = sums[q][1] = zero();
-  for (int64_t d = 0; d < steps; ++d) {
-    if (d % kTogether == 0) walk(ahead, ahead.pace);
-    const auto low = in_register(load_step(keys + d * kStrip));
-    const auto high = in_register(load_step(keys + d * kStrip + kLanes));
+    for (int q = 0; q < N; ++q) sums[q][0] = sums[q][1] = zero();
+    for (int64_t d = begin; d < end; ++d) {
+      if (d % kTogether == 0) walk(ahead, ahead.pace);
+      const auto low = in_register(load_step(keys + d * kStrip));
+      const auto high = in_register(load_step(keys + d * kStrip + kLanes));
+#pragma GCC unroll 12
+      for (int q = 0; q < N; ++q) {
+        const auto query = broadcast_step(queries + d * N + q);
+        sums[q][0] = multiply_add(query, low, sums[q][0]);
+        sums[q][1] = multiply_add(query, high, sums[q][1]);
+      }
+    }
 #pragma GCC unroll 12
     for (int q = 0; q < N; ++q) {
-      const auto query = broadcast_step(queries + d * N + q);
-      sums[q][0] = multiply_add(query, low, sums[q][0]);
-      sums[q][1] = multiply_add(query, high, sums[q][1]);
+      for (int half = 0; half < 2; ++half) {
+        float* place = scores + q * kPiece + half * kLanes;
+        store(place, begin == 0 ? sums[q][half] : add(load(place), sums[q][half]));
+      }
     }
-  }
-#pragma GCC unroll 12
-  for (int q = 0; q < N; ++q) {
-    store(scores + q * kPiece, sums[q][0]);
-    store(scores + q * kPiece + kLanes, sums[q][1]);
   }
 }
 

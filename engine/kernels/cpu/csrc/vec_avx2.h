@@ -71,11 +71,14 @@ static inline Vec widen(__m128i bits) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 static inline Vec load(const uint16_t* p) { return widen(_mm_loadu_si128((const __m128i*)p)); }
-static inline Vec load_first(const uint16_t* p, int64_t n) {
+// The first n of kLanes; the others are 0, and are not read.
+static inline __m128i first_bits(const uint16_t* p, int64_t n) {
+  if (n >= kLanes) return _mm_loadu_si128((const __m128i*)p);
   uint16_t whole[kLanes] = {};
-  for (int64_t i = 0; i < kLanes && i < n; ++i) whole[i] = p[i];
-  return load(whole);
+  for (int64_t i = 0; i < n; ++i) whole[i] = p[i];
+  return _mm_loadu_si128((const __m128i*)whole);
 }
+static inline Vec load_first(const uint16_t* p, int64_t n) { return widen(first_bits(p, n)); }
 // Rounds to nearest even; NaN stays NaN.
 static inline __m128i narrow(Vec x) {
   const __m256i bits = _mm256_castps_si256(x);
@@ -131,10 +134,10 @@ static inline Vec second_of_pairs(Vec pairs) {
 using Pairs = __m256i;
 static inline Pairs load_pairs(const uint16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 static inline void store_pairs(uint16_t* p, Pairs x) { _mm256_storeu_si256((__m256i*)p, x); }
-// Lane i holds a[i] and b[i]; n is at least the number of lanes.
-static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t) {
-  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)a));
-  const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)b));
+// Lane i holds a[i] and b[i]; the first n lanes, the others are 0.
+static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t n) {
+  const __m256i low = _mm256_cvtepu16_epi32(first_bits(a, n));
+  const __m256i high = _mm256_cvtepu16_epi32(first_bits(b, n));
   return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
 }
 static inline Pairs broadcast_pair(const uint16_t* p) {
