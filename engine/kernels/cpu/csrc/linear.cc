@@ -92,7 +92,8 @@ ffi::Future multiply(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_panels, S
             product->y + corner, weight.features);
     }
   };
-  return parallel_for(pool, split.threads(), groups * split.blocks(), std::move(task));
+  return parallel_for(pool, split.threads(), groups * split.blocks(), std::move(task),
+                      split.threads());
 }
 
 template <typename T>
@@ -118,7 +119,8 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_pan
             features);
     }
   };
-  return parallel_for(pool, split.threads(), split.groups(gate.panels()) * split.blocks(), task);
+  return parallel_for(pool, split.threads(), split.groups(gate.panels()) * split.blocks(), task,
+                      split.threads());
 }
 
 ffi::Future linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand residual,

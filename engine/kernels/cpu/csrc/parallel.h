@@ -35,27 +35,21 @@ class FlushDenormals {
   unsigned saved_;
 };
 
+// Tasks lie in stretches, and are taken in order from the first of each. A thread begins with its
+// own stretch and then helps with the others.
 template <typename F>
 class Job {
  public:
-  Job(int64_t count, F task) : count_(count), task_(std::move(task)) {}
+  Job(int64_t count, int64_t stretches, F task)
+      : count_(count), stretches_(stretches), task_(std::move(task)), next_(new Counter[stretches]) {}
 
   ffi::Future future() const { return ffi::Future(promise_); }
 
-  void work() noexcept {
+  void work(int64_t thread) noexcept {
     int64_t done = 0;
     {
       FlushDenormals guard;
-      for (;;) {
-        const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-        if (index >= count_) break;
-        try {
-          task_(index);
-        } catch (const std::bad_alloc&) {  // all that a task can throw
-          out_of_memory_.store(true, std::memory_order_relaxed);
-        }
-        ++done;
-      }
+      for (int64_t i = 0; i < stretches_; ++i) done += walk((thread + i) % stretches_);
     }
     // A thread that finds nothing left touches no buffer: they may be gone by then.
     if (done == 0 || done_.fetch_add(done, std::memory_order_acq_rel) + done < count_) return;
@@ -67,11 +61,28 @@ class Job {
   }
 
  private:
-  const int64_t count_;
+  struct alignas(64) Counter {
+    std::atomic<int64_t> taken{0};
+  };
+
+  int64_t walk(int64_t stretch) noexcept {
+    const int64_t begin = count_ * stretch / stretches_, end = count_ * (stretch + 1) / stretches_;
+    for (int64_t done = 0;; ++done) {
+      const int64_t index = begin + next_[stretch].taken.fetch_add(1, std::memory_order_relaxed);
+      if (index >= end) return done;
+      try {
+        task_(index);
+      } catch (const std::bad_alloc&) {  // all that a task can throw
+        out_of_memory_.store(true, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  const int64_t count_, stretches_;
   F task_;
   ffi::Promise promise_;
   std::atomic<bool> out_of_memory_{false};
-  alignas(64) std::atomic<int64_t> next_{0};
+  std::unique_ptr<Counter[]> next_;
   alignas(64) std::atomic<int64_t> done_{0};
 };
 
@@ -82,23 +93,25 @@ inline int64_t threads_of(const ffi::ThreadPool& pool) {
   return limit > 0 ? std::min(limit, most) : most;
 }
 
-// Runs task(0) ... task(count - 1), in any order, on up to `threads` threads.
+// Runs task(0) ... task(count - 1), in any order, on up to `threads` threads. Of one stretch,
+// threads take tasks in turn; of one for each, every thread reads memory in its order.
 //
 // `task` is copied; what it points at must live until the Future is available: XLA's buffers
 // do. Anything else belongs in the task itself (by shared_ptr).
 template <typename F>
-ffi::Future parallel_for(ffi::ThreadPool& pool, int64_t threads, int64_t count, F task) {
+ffi::Future parallel_for(ffi::ThreadPool& pool, int64_t threads, int64_t count, F task,
+                         int64_t stretches = 1) {
   if (count <= 0) {
     ffi::Promise none;
     none.SetAvailable();
     return ffi::Future(none);
   }
-  auto job = std::make_shared<Job<F>>(count, std::move(task));
+  auto job = std::make_shared<Job<F>>(count, stretches, std::move(task));
   ffi::Future future = job->future();
-  for (int64_t helpers = std::min(threads, count) - 1; helpers > 0; --helpers) {
-    pool.Schedule([job] { job->work(); });
+  for (int64_t thread = 1; thread < std::min(threads, count); ++thread) {
+    pool.Schedule([job, thread] { job->work(thread); });
   }
-  job->work();
+  job->work(0);
   return future;
 }
 
