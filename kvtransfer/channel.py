@@ -6,12 +6,12 @@ transport adds only how chunks travel: as bytes, or as the owner's device arrays
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvtransfer.frames import Frame
-from kvtransfer.messages import Message
-from kvtransfer.payload import Payload
+from kvtransfer.messages import ChunkHeader, Message
 
 
 class ChannelClosed(Exception):
@@ -25,12 +25,10 @@ class Channel(Protocol):
     def on_device(self) -> bool:
         """Chunks are device arrays, padded to a whole chunk, and not bytes."""
 
-    def send(self, message: Message, payload: Payload = ()) -> Coroutine[Any, Any, None]:
-        """A coroutine that sends one frame and waits while the transport is full.
+    async def send(self, message: Message) -> None:
+        """Sends a message that is not a chunk, and waits while the transport is full.
 
-        A chunk's payload is what `SourceChannel.stage` gave for it, needed no longer than until
-        this call (not its coroutine) returns. The coroutine raises ChannelClosed. If it is
-        cancelled halfway, nothing more can be sent.
+        Raises ChannelClosed. If it is cancelled halfway, nothing more can be sent.
         """
 
     async def recv(self) -> Frame:
@@ -47,12 +45,23 @@ class Channel(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A chunk that is ready to be sent; `content` is what its channel sends for it."""
+
+    header: ChunkHeader
+    content: Any
+
+
 class SourceChannel(Channel, Protocol):
     """The end of a connection that sends chunks."""
 
-    def stage(self, slot: int, arrays: Sequence[Any]) -> Payload:
-        """Packs a chunk for sending; returns one contiguous buffer, or device array, per array.
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
+        """Copies the arrays to where they leave from, and takes their checksum.
 
-        `slot`, below the window, must not be in use by an unacknowledged chunk. Buffers are
-        valid until the slot is staged again. Raises SharedMemoryFull.
+        Called in any thread unless `on_device`, but once at a time. The chunk's slot, below
+        the window, must not be in use by an unacknowledged chunk. Raises SharedMemoryFull.
         """
+
+    async def send_chunk(self, packed: Packed) -> None:
+        """As `send`."""

@@ -17,10 +17,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from kvtransfer.channel import ChannelClosed
+from kvtransfer.channel import ChannelClosed, Packed
 from kvtransfer.frames import Frame
-from kvtransfer.messages import Message
-from kvtransfer.payload import Payload
+from kvtransfer.messages import ChunkHeader, Message
 from kvtransfer.session import Session
 from kvtransfer.source import KVSource
 
@@ -45,11 +44,20 @@ class _End:
         one._peer, other._peer = other, one
         return one, other
 
-    async def send(self, message: Message, payload: Payload = ()) -> None:
+    async def send(self, message: Message) -> None:
+        self._put(Frame(message))
+
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
+        return Packed(chunk, tuple(arrays))
+
+    async def send_chunk(self, packed: Packed) -> None:
+        self._put(Frame(packed.header, packed.content))
+
+    def _put(self, frame: Frame) -> None:
         if self._closed or self._peer._closed:
             raise ChannelClosed("the connection has been closed")
         # Never full: chunks are bounded by the window, and other messages by the states.
-        self._peer._inbox.put_nowait(Frame(message, tuple(payload)))
+        self._peer._inbox.put_nowait(frame)
 
     async def recv(self) -> Frame:
         frame = None if self._closed else await self._inbox.get()
@@ -57,9 +65,6 @@ class _End:
             self._inbox.put_nowait(None)
             raise ChannelClosed("the peer has closed the connection")
         return frame
-
-    def stage(self, slot: int, arrays: Sequence[Any]) -> Payload:
-        return tuple(arrays)
 
     async def close(self, *, idle: bool = False) -> None:
         if not self._closed:

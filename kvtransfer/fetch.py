@@ -35,7 +35,8 @@ from kvtransfer.messages import (
     Pull,
     Renew,
 )
-from kvtransfer.payload import as_array, check_header, check_payload
+from kvtransfer.off_loop import off_loop
+from kvtransfer.payload import as_array, check_header, problem_of
 from kvtransfer.protocol import FROM_SOURCE, State, next_state
 from kvtransfer.watch import Watch
 
@@ -104,7 +105,7 @@ class Fetch:
         self._watch = Watch()
         self._admitted: Admitted | None = None
         self._expected = 0  # first token of the next chunk to arrive
-        self._arrived: deque[Frame] = deque()
+        self._arrived: deque[tuple[Frame, asyncio.Task[IntegrityError | None] | None]] = deque()
         self._open: set[Chunk] = set()  # handed out and not released
         self._trailer: bytes | None = None
         self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -159,7 +160,10 @@ class Fetch:
                 ) from None
             if not self._arrived:
                 return
-            yield self._open_chunk(self._arrived.popleft())
+            frame, checked = self._arrived.popleft()
+            if checked is not None and (error := await checked) is not None:
+                raise self._give_up(error)
+            yield self._open_chunk(frame)
 
     @property
     def trailer(self) -> bytes:
@@ -277,7 +281,11 @@ class Fetch:
         if len(self._arrived) + len(self._open) >= self._admitted.window:
             raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
         self._expected = chunk.stop
-        self._arrived.append(frame)
+        assert self._channel is not None
+        checked = None
+        if not self._channel.on_device:
+            checked = asyncio.create_task(off_loop(chunk.nbytes, problem_of, chunk, frame.payload))
+        self._arrived.append((frame, checked))
 
     def _on_end(self, end: End) -> None:
         assert self._admitted is not None
@@ -293,10 +301,6 @@ class Fetch:
         assert self._channel is not None
         arrays = list(frame.payload)
         if not self._channel.on_device:
-            try:
-                check_payload(header, arrays)
-            except IntegrityError as error:
-                raise self._give_up(error) from None
             arrays = list(map(as_array, arrays, header.arrays))
         chunk = Chunk(header.start, header.stop, arrays, self._on_release)
         self._open.add(chunk)

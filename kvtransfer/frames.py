@@ -55,7 +55,7 @@ def decode_header(header: bytes | memoryview) -> Message:
     return from_header(fields)
 
 
-def encode_frame(message: Message, payload: Sequence[memoryview]) -> bytes:
+def encode_frame(message: Message, payload: Sequence[memoryview] = ()) -> bytes:
     """A whole frame as one bytes object: the one copy of a gRPC send."""
     return b"".join((encode_header(message), *payload))
 

@@ -7,7 +7,8 @@ service is added to a server that others may share.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from kvtransfer.channel import ChannelClosed, SourceChannel
+from kvtransfer.channel import ChannelClosed, Packed, SourceChannel
 from kvtransfer.endpoints import Endpoint
 from kvtransfer.frames import (
     MAX_HEADER_BYTES,
@@ -25,8 +26,8 @@ from kvtransfer.frames import (
     decode_frame,
     encode_frame,
 )
-from kvtransfer.messages import Message
-from kvtransfer.payload import Payload, as_bytes
+from kvtransfer.messages import ChunkHeader, Message
+from kvtransfer.payload import checksum, runs_of
 from kvtransfer.source import KVSource
 
 SERVICE = "hexserve.v1.KVTransfer"
@@ -84,16 +85,21 @@ class CallChannel:
 class _ByteChannel(CallChannel):
     on_device = False
 
-    def send(self, message: Message, payload: Payload = ()) -> Coroutine[Any, Any, None]:
-        return self.write(encode_frame(message, payload))
+    async def send(self, message: Message) -> None:
+        await self.write(encode_frame(message))
 
     async def recv(self) -> Frame:
         return decode_frame(await self.read())
 
 
 class _SourceChannel(_ByteChannel):
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
-        return tuple(as_bytes(array) for array in arrays)
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
+        runs = list(runs_of(arrays))
+        header = replace(chunk, checksum=checksum(runs))
+        return Packed(header, encode_frame(header, runs))
+
+    async def send_chunk(self, packed: Packed) -> None:
+        await self.write(packed.content)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""

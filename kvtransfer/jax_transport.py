@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 import grpc
 
+from kvtransfer.channel import Packed
 from kvtransfer.endpoints import Endpoint
 from kvtransfer.errors import ProtocolError
 from kvtransfer.frames import MAX_PAYLOAD_BYTES, Frame, decode_bare, encode_header
 from kvtransfer.grpc_transport import CallChannel, GrpcConnector, session_handler
 from kvtransfer.layout import KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader, Message, Parked
-from kvtransfer.payload import Payload, check_header
+from kvtransfer.payload import check_header
 from kvtransfer.source import KVSource
 
 METHOD = "FetchArrays"
@@ -43,18 +44,20 @@ class _ArrayChannel(CallChannel):
         super().__init__(call)
         self._arrays = arrays
 
-
-class _SourceChannel(_ArrayChannel):
-    async def send(self, message: Message, payload: Payload = ()) -> None:
-        if payload:
-            await self.write(encode_header(self._arrays.park(payload)))
+    async def send(self, message: Message) -> None:
         await self.write(encode_header(message))
 
+
+class _SourceChannel(_ArrayChannel):
     async def recv(self) -> Frame:
         return Frame(decode_bare(await self.read()))
 
-    def stage(self, slot: int, arrays: Sequence[Any]) -> Payload:
-        return tuple(arrays)
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
+        return Packed(chunk, tuple(arrays))
+
+    async def send_chunk(self, packed: Packed) -> None:
+        await self.write(encode_header(self._arrays.park(packed.content)))
+        await self.send(packed.header)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""
@@ -64,9 +67,6 @@ class _ReaderChannel(_ArrayChannel):
     def __init__(self, call: Any, arrays: Arrays, layout: KVLayout) -> None:
         super().__init__(call, arrays)
         self._layout = layout
-
-    async def send(self, message: Message, payload: Payload = ()) -> None:
-        await self.write(encode_header(message))
 
     async def recv(self) -> Frame:
         message = decode_bare(await self.read())

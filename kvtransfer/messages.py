@@ -81,6 +81,11 @@ class ChunkHeader:
     arrays: tuple[ArrayHeader, ...]
     checksum: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays together."""
+        return sum(array.nbytes for array in self.arrays)
+
 
 @dataclass(frozen=True, slots=True)
 class Ack:

@@ -6,18 +6,21 @@ only shape and dtype are known to this library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from kvtransfer.errors import IntegrityError, KVTransferError
-from kvtransfer.layout import KVLayout
+from kvtransfer.layout import KVLayout, align_up
 from kvtransfer.messages import ArrayHeader, ChunkHeader
 
 Payload = Sequence[Any]
 """One memoryview per array of the layout, or one device array."""
+
+_PIECE_BYTES = 256 << 10
+"""What is copied before its checksum is taken: it is in the second level of the cache then."""
 
 
 def checksum(payload: Iterable[memoryview]) -> int:
@@ -34,9 +37,33 @@ def as_bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def copy_into(target: memoryview, array: np.ndarray) -> None:
-    """Writes `array`, strided or not, into `target` of exactly its size in C order."""
-    np.copyto(np.frombuffer(target, dtype=array.dtype).reshape(array.shape), array)
+def runs_of(arrays: Iterable[np.ndarray]) -> Iterator[memoryview]:
+    """The arrays' bytes in C order, in as long pieces as they are contiguous in, copied if need be.
+
+    Chunks are mostly slices of longer arrays: contiguous within a layer.
+    """
+    for array in arrays:
+        if array.flags.c_contiguous:
+            yield as_bytes(array)
+        else:
+            yield from map(as_bytes, array)
+
+
+def copy_into(target: memoryview, arrays: Sequence[np.ndarray]) -> int:
+    """Writes the arrays, strided or not, into `target` in C order, each at the next multiple of
+    ALIGNMENT. Returns their `checksum`."""
+    digest = xxhash.xxh3_64()
+    offset = 0
+    for array in arrays:
+        place = target[offset : offset + array.nbytes]
+        layers = np.frombuffer(place, dtype=array.dtype).reshape(array.shape)
+        layer_bytes = array.nbytes // len(array)
+        step = max(1, _PIECE_BYTES // max(1, layer_bytes))
+        for layer in range(0, len(array), step):
+            np.copyto(layers[layer : layer + step], array[layer : layer + step])
+            digest.update(place[layer * layer_bytes : (layer + step) * layer_bytes])
+        offset += align_up(array.nbytes)
+    return int(digest.intdigest())
 
 
 def as_array(data: memoryview, header: ArrayHeader) -> np.ndarray:
@@ -72,8 +99,10 @@ def check_read(
         )
 
 
-def chunk_header(layout: KVLayout, slot: int, start: int, stop: int, checksum: int) -> ChunkHeader:
-    """The header of the packed chunk [start, stop)."""
+def chunk_header(
+    layout: KVLayout, slot: int, start: int, stop: int, checksum: int = 0
+) -> ChunkHeader:
+    """The header of the chunk [start, stop)."""
     return ChunkHeader(
         slot=slot,
         group=0,
@@ -102,11 +131,12 @@ def check_header(layout: KVLayout, chunk: ChunkHeader, start: int, total: int) -
         raise IntegrityError(f"{where}: arrays {chunk.arrays} are not those of the layout")
 
 
-def check_payload(chunk: ChunkHeader, payload: Sequence[memoryview]) -> None:
-    """Raises IntegrityError if the bytes are not those the source declared."""
+def problem_of(chunk: ChunkHeader, payload: Sequence[memoryview]) -> IntegrityError | None:
+    """What is wrong if the bytes are not those the source declared."""
     found = checksum(payload)
-    if found != chunk.checksum:
-        raise IntegrityError(
-            f"chunk [{chunk.start}, {chunk.stop}): checksum {found:#018x}, "
-            f"declared {chunk.checksum:#018x}"
-        )
+    if found == chunk.checksum:
+        return None
+    return IntegrityError(
+        f"chunk [{chunk.start}, {chunk.stop}): checksum {found:#018x}, "
+        f"declared {chunk.checksum:#018x}"
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvtransfer.channel import ChannelClosed, SourceChannel
+from kvtransfer.channel import ChannelClosed, Packed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
     LayoutMismatch,
@@ -28,7 +29,8 @@ from kvtransfer.messages import (
     Message,
     Pull,
 )
-from kvtransfer.payload import Payload, check_read, checksum, chunk_header
+from kvtransfer.off_loop import off_loop
+from kvtransfer.payload import check_read, chunk_header
 from kvtransfer.protocol import FROM_READER, State, next_state
 from kvtransfer.transfer import ReleaseCause, Transfer
 from kvtransfer.watch import Watch
@@ -48,12 +50,11 @@ class _Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A chunk being read; the task gives its packed payload."""
+    """A chunk being read and packed."""
 
     slot: int
     start: int
-    stop: int
-    task: asyncio.Task[Payload]
+    task: asyncio.Task[Packed]
 
 
 class Session:
@@ -76,6 +77,7 @@ class Session:
         # Every slot is free, held by a read, or held by the reader until its ack.
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
+        self._packing = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
@@ -164,14 +166,14 @@ class Session:
         await self._watch.until(lambda: transfer.total is not None)
         total = transfer.total
         assert total is not None
-        await self._deliver(Admitted(total, self._source.window))
+        await self._say(Admitted(total, self._source.window))
         await self._watch.until(lambda: self.state is State.STREAMING)
         while self._reads or self._cursor < total:
             await self._watch.until(lambda: bool(self._reads) and self._reads[0].task.done())
             await self._send_chunk(self._reads[0])
         await self._watch.until(lambda: transfer.trailer is not None)
         assert transfer.trailer is not None
-        await self._deliver(End(transfer.trailer))
+        await self._say(End(transfer.trailer))
         await self._watch.until(lambda: self.state is State.DONE)
 
     async def _find(self) -> Transfer:
@@ -210,31 +212,36 @@ class Session:
             slot = self._free.pop()
             task = asyncio.create_task(self._read(slot, start, stop))
             task.add_done_callback(lambda _: self._watch.notify())
-            self._reads.append(_Read(slot, start, stop, task))
+            self._reads.append(_Read(slot, start, task))
             self._cursor = stop
 
-    async def _read(self, slot: int, start: int, stop: int) -> Payload:
+    async def _read(self, slot: int, start: int, stop: int) -> Packed:
         assert self._transfer is not None
-        source, on_device = self._source, self._channel.on_device
-        arrays = await source.read(self._transfer.transfer_id, start, stop, on_device)
-        # Staged before any other await: the arrays may be views that do not last.
-        padded = source.chunk_tokens if on_device else None
+        source, channel = self._source, self._channel
+        arrays = await source.read(self._transfer.transfer_id, start, stop, channel.on_device)
+        padded = source.chunk_tokens if channel.on_device else None
         check_read(source.layout, arrays, start, stop, padded)
-        return self._channel.stage(slot, arrays)
+        chunk = chunk_header(source.layout, slot, start, stop)
+        if channel.on_device:
+            return channel.pack(chunk, arrays)
+        # One after the other, so that the first leaves before the last is packed.
+        async with self._packing:
+            return await off_loop(chunk.nbytes, channel.pack, chunk, arrays)
 
     async def _send_chunk(self, read: _Read) -> None:
-        payload = read.task.result()
-        digest = 0 if self._channel.on_device else checksum(payload)
-        header = chunk_header(self._source.layout, read.slot, read.start, read.stop, digest)
+        packed = read.task.result()
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
-        await self._deliver(header, payload)
+        await self._deliver(packed.header, self._channel.send_chunk(packed))
 
-    async def _deliver(self, message: Message, payload: Payload = ()) -> None:
+    async def _say(self, message: Message) -> None:
+        await self._deliver(message, self._channel.send(message))
+
+    async def _deliver(self, message: Message, send: Coroutine[Any, Any, None]) -> None:
         """Sends. If the session ends meanwhile, the goodbye waits for the rest, or cuts it."""
         # The state first: the answer may come before `send` returns.
         self.state = next_state(self.state, message)
-        sending = self._sending = asyncio.create_task(self._channel.send(message, payload))
+        sending = self._sending = asyncio.create_task(send)
         sending.add_done_callback(lambda _: self._watch.notify())
         await self._watch.until(sending.done)
         self._sending = None

@@ -16,14 +16,16 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
+from kvtransfer.channel import Packed
 from kvtransfer.errors import ProtocolError
 from kvtransfer.frames import PREFIX, Frame, decode_header, encode_header, header_length
 from kvtransfer.layout import align_up
 from kvtransfer.messages import ChunkHeader, Message, SegmentOpened
-from kvtransfer.payload import Payload, copy_into
+from kvtransfer.payload import copy_into
 from kvtransfer.session import Session
 from kvtransfer.shm_segment import Segment, SegmentPool, SegmentView
 from kvtransfer.source import KVSource
@@ -53,28 +55,25 @@ class _SourceChannel:
         self._segment: Segment | None = None
         self._announced = False
 
-    async def send(self, message: Message, payload: Payload = ()) -> None:
-        if payload and not self._announced:
-            assert self._segment is not None
+    async def send(self, message: Message) -> None:
+        await self._stream.write(encode_header(message))
+
+    async def send_chunk(self, packed: Packed) -> None:
+        assert self._segment is not None
+        if not self._announced:
             opened = SegmentOpened(self._segment.slots, self._segment.slot_bytes)
             await self._stream.write(encode_header(opened), self._segment.fd)
             self._announced = True
-        await self._stream.write(encode_header(message))
+        await self.send(packed.header)
 
     async def recv(self) -> Frame:
         return Frame(await _read_message(self._stream))
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
         if self._segment is None:
             self._segment = self._pool.take()
-        memory = self._segment.slot(slot)
-        staged, offset = [], 0
-        for array in arrays:
-            target = memory[offset : offset + array.nbytes]
-            copy_into(target, array)
-            staged.append(target)
-            offset += align_up(array.nbytes)
-        return tuple(staged)
+        digest = copy_into(self._segment.slot(chunk.slot), arrays)
+        return Packed(replace(chunk, checksum=digest), None)
 
     async def close(self, *, idle: bool = False) -> None:
         self._stream.close()
@@ -95,7 +94,7 @@ class _ReaderChannel:
         self._stream = stream
         self._segment: SegmentView | None = None
 
-    async def send(self, message: Message, payload: Payload = ()) -> None:
+    async def send(self, message: Message) -> None:
         await self._stream.write(encode_header(message))
 
     async def recv(self) -> Frame:

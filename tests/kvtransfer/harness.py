@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -29,10 +30,10 @@ from kvtransfer import (
     serve_shm,
 )
 from kvtransfer.array_transfer import ArrayTransfer
-from kvtransfer.channel import ChannelClosed
+from kvtransfer.channel import ChannelClosed, Packed
 from kvtransfer.frames import Frame
-from kvtransfer.messages import Message
-from kvtransfer.payload import Payload, as_bytes
+from kvtransfer.messages import ChunkHeader, Message
+from kvtransfer.payload import Payload, as_bytes, checksum
 from kvtransfer.protocol import State
 
 TRANSPORTS = ("device", "shm", "jax+unix", "jax", "grpc+unix", "grpc")
@@ -252,6 +253,9 @@ class Pipe:
     async def send(self, message: Message, payload: Payload = ()) -> None:
         self.peer._frames.put_nowait(Frame(message, tuple(payload)))
 
+    async def send_chunk(self, packed: Packed) -> None:
+        await self.send(packed.header, packed.content)
+
     async def recv(self) -> Frame:
         item = await self._frames.get()
         if isinstance(item, Exception):
@@ -259,8 +263,9 @@ class Pipe:
             raise item
         return item
 
-    def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
-        return tuple(as_bytes(array) for array in arrays)
+    def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
+        payload = [as_bytes(array) for array in arrays]
+        return Packed(replace(chunk, checksum=checksum(payload)), payload)
 
     async def close(self, *, idle: bool = False) -> None:
         self.peer._frames.put_nowait(ChannelClosed("closed"))
