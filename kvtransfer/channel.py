@@ -40,8 +40,8 @@ class Channel(Protocol):
     async def close(self, *, idle: bool = False) -> None:
         """Ends the connection at once. Idempotent.
 
-        `idle` promises that the peer no longer looks at any slot, so that its memory may be
-        written again.
+        `idle` says that a transfer has ended in `released`: neither end looks at any slot nor
+        waits for a message, so the connection may be kept for another one.
         """
 
 
@@ -59,8 +59,8 @@ class SourceChannel(Channel, Protocol):
     def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
         """Copies the arrays to where they leave from, and takes their checksum.
 
-        Called in any thread unless `on_device`, but once at a time. The chunk's slot, below
-        the window, must not be in use by an unacknowledged chunk. Raises SharedMemoryFull.
+        The chunk's slot, below the window, must not be in use by an unacknowledged chunk.
+        Raises SharedMemoryFull.
         """
 
     async def send_chunk(self, packed: Packed) -> None:

@@ -35,8 +35,7 @@ from kvtransfer.messages import (
     Pull,
     Renew,
 )
-from kvtransfer.off_loop import off_loop
-from kvtransfer.payload import as_array, check_header, problem_of
+from kvtransfer.payload import as_array, check_header, check_payload
 from kvtransfer.protocol import FROM_SOURCE, State, next_state
 from kvtransfer.watch import Watch
 
@@ -105,7 +104,7 @@ class Fetch:
         self._watch = Watch()
         self._admitted: Admitted | None = None
         self._expected = 0  # first token of the next chunk to arrive
-        self._arrived: deque[tuple[Frame, asyncio.Task[IntegrityError | None] | None]] = deque()
+        self._arrived: deque[Frame] = deque()
         self._open: set[Chunk] = set()  # handed out and not released
         self._trailer: bytes | None = None
         self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -160,10 +159,7 @@ class Fetch:
                 ) from None
             if not self._arrived:
                 return
-            frame, checked = self._arrived.popleft()
-            if checked is not None and (error := await checked) is not None:
-                raise self._give_up(error)
-            yield self._open_chunk(frame)
+            yield self._open_chunk(self._arrived.popleft())
 
     @property
     def trailer(self) -> bytes:
@@ -196,7 +192,7 @@ class Fetch:
             if not done:
                 self._task.cancel()
         try:
-            # After `done` the task goes on until the source, having released, hangs up.
+            # After `done` the task goes on until the source has released.
             async with asyncio.timeout(CONFIRM_S):
                 await asyncio.gather(self._task, return_exceptions=True)
         except TimeoutError:
@@ -206,7 +202,8 @@ class Fetch:
         for chunk in list(self._open):
             chunk.release()
         if self._channel is not None:
-            await self._channel.close()  # again: now no chunk keeps its memory mapped
+            # Now that no chunk keeps its memory mapped.
+            await self._channel.close(idle=self.state is State.RELEASED)
 
     async def _run(self) -> None:
         writer: asyncio.Task[None] | None = None
@@ -214,7 +211,7 @@ class Fetch:
             self._channel = await self._connect()
             self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
             writer = asyncio.create_task(self._write(self._channel))
-            while True:
+            while self.state is not State.RELEASED:
                 self._on_frame(await self._channel.recv())
         except ChannelClosed as error:
             # Once all has arrived the source may go (its lease ran out): nothing is lost.
@@ -233,7 +230,7 @@ class Fetch:
                     writer.cancel()
                     await asyncio.gather(writer, return_exceptions=True)
             finally:  # a close that has lost patience cancels the wait above as well
-                if self._channel is not None:
+                if self._channel is not None and self.state is not State.RELEASED:
                     await self._channel.close()
 
     def _say(self, message: Message) -> None:
@@ -247,7 +244,7 @@ class Fetch:
                 await channel.send(message)
 
     def _fail(self, error: KVTransferError) -> KVTransferError:
-        if not self.state.terminal:
+        if not self.state.over:
             self.state = State.FAILED
         self._watch.fail(error)
         return error
@@ -262,7 +259,7 @@ class Fetch:
         message = frame.message
         if not isinstance(message, FROM_SOURCE):
             raise ProtocolError(f"{type(message).__name__} is not a source's message")
-        if isinstance(message, Failed) and self.state is State.ENDED:
+        if isinstance(message, Failed) and self.state in (State.ENDED, State.DONE):
             return  # a lease that ran out after all had arrived
         self.state = next_state(self.state, message)
         if isinstance(message, Failed):
@@ -281,11 +278,7 @@ class Fetch:
         if len(self._arrived) + len(self._open) >= self._admitted.window:
             raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
         self._expected = chunk.stop
-        assert self._channel is not None
-        checked = None
-        if not self._channel.on_device:
-            checked = asyncio.create_task(off_loop(chunk.nbytes, problem_of, chunk, frame.payload))
-        self._arrived.append((frame, checked))
+        self._arrived.append(frame)
 
     def _on_end(self, end: End) -> None:
         assert self._admitted is not None
@@ -301,6 +294,10 @@ class Fetch:
         assert self._channel is not None
         arrays = list(frame.payload)
         if not self._channel.on_device:
+            try:
+                check_payload(header, arrays)
+            except IntegrityError as error:
+                raise self._give_up(error) from None
             arrays = list(map(as_array, arrays, header.arrays))
         chunk = Chunk(header.start, header.stop, arrays, self._on_release)
         self._open.add(chunk)

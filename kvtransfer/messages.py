@@ -14,7 +14,7 @@ from typing import Any
 from kvtransfer.errors import ProtocolError
 from kvtransfer.layout import ArraySpec, KVLayout
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_TOKENS = 2**31 - 1
 MAX_TRANSFER_ID_BYTES = 64
@@ -81,11 +81,6 @@ class ChunkHeader:
     arrays: tuple[ArrayHeader, ...]
     checksum: int
 
-    @property
-    def nbytes(self) -> int:
-        """Of all arrays together."""
-        return sum(array.nbytes for array in self.arrays)
-
 
 @dataclass(frozen=True, slots=True)
 class Ack:
@@ -104,6 +99,11 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Done:
     """Reader: all is in my own memory; release yours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Source: my blocks are released; the connection may serve another claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,7 @@ Message = (
     | Ack
     | End
     | Done
+    | Released
     | Cancel
     | Failed
     | SegmentOpened
@@ -362,6 +363,7 @@ _NAMES: dict[type, str] = {
     Ack: "ack",
     End: "end",
     Done: "done",
+    Released: "released",
     Cancel: "cancel",
     Failed: "error",
     SegmentOpened: "segment",
@@ -376,6 +378,7 @@ _PARSERS: dict[str, Callable[[dict], Message]] = {
     "ack": _token("ack", "chunk", Ack),
     "end": _end,
     "done": _bare("done", Done()),
+    "released": _bare("released", Released()),
     "cancel": _bare("cancel", Cancel()),
     "error": _failed,
     "segment": _segment,

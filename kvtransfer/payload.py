@@ -131,12 +131,11 @@ def check_header(layout: KVLayout, chunk: ChunkHeader, start: int, total: int) -
         raise IntegrityError(f"{where}: arrays {chunk.arrays} are not those of the layout")
 
 
-def problem_of(chunk: ChunkHeader, payload: Sequence[memoryview]) -> IntegrityError | None:
-    """What is wrong if the bytes are not those the source declared."""
+def check_payload(chunk: ChunkHeader, payload: Sequence[memoryview]) -> None:
+    """Raises IntegrityError if the bytes are not those the source declared."""
     found = checksum(payload)
-    if found == chunk.checksum:
-        return None
-    return IntegrityError(
-        f"chunk [{chunk.start}, {chunk.stop}): checksum {found:#018x}, "
-        f"declared {chunk.checksum:#018x}"
-    )
+    if found != chunk.checksum:
+        raise IntegrityError(
+            f"chunk [{chunk.start}, {chunk.stop}): checksum {found:#018x}, "
+            f"declared {chunk.checksum:#018x}"
+        )

@@ -1,4 +1,4 @@
-"""The transfer protocol: one connection moves one transfer, in these states.
+"""The transfer protocol: one connection moves one transfer at a time, in these states.
 
 Both ends follow the same table. `→` is sent by the reader (decode), `←` by the source
 (prefill); a message that the table lacks for the present state is a ProtocolError, which
@@ -12,7 +12,8 @@ ends the connection and nothing else. The states' names are also those of fault 
     streaming   → ack                streaming   a chunk's memory may be used again
     streaming   ← end                ended       last chunk is out; carries the trailer
     ended       → ack                ended
-    ended       → done               done        source releases its blocks
+    ended       → done               done        reader has everything
+    done        ← released           released    source has released its blocks
     any but terminal
                 → cancel, or the connection breaks
                                      cancelled
@@ -43,6 +44,7 @@ from kvtransfer.messages import (
     Failed,
     Message,
     Pull,
+    Released,
     Renew,
 )
 
@@ -56,12 +58,14 @@ class State(Enum):
     STREAMING = "streaming"
     ENDED = "ended"
     DONE = "done"
+    RELEASED = "released"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
     @property
-    def terminal(self) -> bool:
-        return self in (State.DONE, State.CANCELLED, State.FAILED)
+    def over(self) -> bool:
+        """Nothing follows, but for `released` after `done`."""
+        return self in (State.DONE, State.RELEASED, State.CANCELLED, State.FAILED)
 
 
 TRANSITIONS: dict[tuple[State, type[Message]], State] = {
@@ -73,17 +77,18 @@ TRANSITIONS: dict[tuple[State, type[Message]], State] = {
     (State.STREAMING, End): State.ENDED,
     (State.ENDED, Ack): State.ENDED,
     (State.ENDED, Done): State.DONE,
+    (State.DONE, Released): State.RELEASED,
     (State.STREAMING, Pull): State.STREAMING,
     (State.ENDED, Pull): State.ENDED,
 }
 for _state in State:
-    if not _state.terminal:
+    if not _state.over:
         TRANSITIONS[_state, Cancel] = State.CANCELLED
         TRANSITIONS[_state, Failed] = State.FAILED
         if _state is not State.CONNECTED:
             TRANSITIONS[_state, Renew] = _state
 
-FROM_SOURCE: tuple[type[Message], ...] = (Admitted, ChunkHeader, End, Failed)
+FROM_SOURCE: tuple[type[Message], ...] = (Admitted, ChunkHeader, End, Failed, Released)
 FROM_READER: tuple[type[Message], ...] = (Claim, Pull, Ack, Renew, Done, Cancel)
 
 

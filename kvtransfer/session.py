@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvtransfer.channel import ChannelClosed, Packed, SourceChannel
+from kvtransfer.channel import ChannelClosed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
     LayoutMismatch,
@@ -23,13 +23,14 @@ from kvtransfer.messages import (
     Ack,
     Admitted,
     Cancel,
+    ChunkHeader,
     Claim,
     End,
     Failed,
     Message,
     Pull,
+    Released,
 )
-from kvtransfer.off_loop import off_loop
 from kvtransfer.payload import check_read, chunk_header
 from kvtransfer.protocol import FROM_READER, State, next_state
 from kvtransfer.transfer import ReleaseCause, Transfer
@@ -50,18 +51,19 @@ class _Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A chunk being read and packed."""
+    """A chunk being read."""
 
     slot: int
     start: int
-    task: asyncio.Task[Packed]
+    task: asyncio.Task[tuple[ChunkHeader, Sequence[Any]]]
 
 
 class Session:
     """Serves one connection from claim to done; made by `KVSource.serve`.
 
     Ends by `end`, whoever calls it: reader, owner, lease, or the transport. Then it waits
-    for the reads it began, releases the transfer, says goodbye and closes the channel.
+    for the reads it began, releases the transfer, says goodbye and closes the channel, which
+    may keep the connection for the reader's next transfer.
     """
 
     def __init__(self, source: KVSource, channel: SourceChannel) -> None:
@@ -77,7 +79,6 @@ class Session:
         # Every slot is free, held by a read, or held by the reader until its ack.
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
-        self._packing = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
@@ -96,7 +97,7 @@ class Session:
 
         `cause` is for the owner (None: it withdrew), `error` for the reader.
         """
-        if self._ending is None and self.state is not State.DONE:
+        if self._ending is None and self.state not in (State.DONE, State.RELEASED):
             self._ending = (cause, error)
             self._watch.fail(_Ended())
 
@@ -139,8 +140,13 @@ class Session:
     async def _say_goodbye(
         self, error: KVTransferError | None, receiver: asyncio.Task[None]
     ) -> None:
+        released = False
         try:
-            if error is not None:
+            if self.state is State.DONE:
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._say(Released())
+                released = True
+            elif error is not None:
                 async with asyncio.timeout(GOODBYE_S):
                     if self._sending is not None:
                         await self._sending
@@ -155,10 +161,9 @@ class Session:
             for task in rest:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
-            idle = self.state is State.DONE or not self._unacknowledged
-            if not self.state.terminal:
+            if not self.state.over:
                 self.state = State.CANCELLED if error is None else State.FAILED
-            await self._channel.close(idle=idle)
+            await self._channel.close(idle=released)
 
     async def _serve(self) -> None:
         transfer = self._transfer = await self._find()
@@ -215,21 +220,18 @@ class Session:
             self._reads.append(_Read(slot, start, task))
             self._cursor = stop
 
-    async def _read(self, slot: int, start: int, stop: int) -> Packed:
+    async def _read(self, slot: int, start: int, stop: int) -> tuple[ChunkHeader, Sequence[Any]]:
         assert self._transfer is not None
-        source, channel = self._source, self._channel
-        arrays = await source.read(self._transfer.transfer_id, start, stop, channel.on_device)
-        padded = source.chunk_tokens if channel.on_device else None
+        source, on_device = self._source, self._channel.on_device
+        arrays = await source.read(self._transfer.transfer_id, start, stop, on_device)
+        padded = source.chunk_tokens if on_device else None
         check_read(source.layout, arrays, start, stop, padded)
-        chunk = chunk_header(source.layout, slot, start, stop)
-        if channel.on_device:
-            return channel.pack(chunk, arrays)
-        # One after the other, so that the first leaves before the last is packed.
-        async with self._packing:
-            return await off_loop(chunk.nbytes, channel.pack, chunk, arrays)
+        return chunk_header(source.layout, slot, start, stop), arrays
 
     async def _send_chunk(self, read: _Read) -> None:
-        packed = read.task.result()
+        # Packed only now, so that the first chunk leaves before the next one is copied. On the
+        # loop: it takes less than to wake another thread and be woken by it.
+        packed = self._channel.pack(*read.task.result())
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
         await self._deliver(packed.header, self._channel.send_chunk(packed))
@@ -249,7 +251,7 @@ class Session:
 
     async def _receive(self) -> None:
         try:
-            while not self.state.terminal:
+            while not self.state.over:
                 message = (await self._channel.recv()).message
                 if self._ending is not None:
                     continue  # only waiting for the reader to hang up

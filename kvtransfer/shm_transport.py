@@ -3,6 +3,9 @@
 One copy in (the source packs a chunk into a slot), none out (the reader's arrays are views of
 the slot). The segment's descriptor crosses the socket once per connection, before the first
 chunk. Arrays begin at multiples of 64 bytes.
+
+A connection whose transfer has ended well serves the reader's next one: to reserve memory, map
+it and touch it for the first time costs more than to move a short prompt's KV.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +31,7 @@ from kvtransfer.layout import align_up
 from kvtransfer.messages import ChunkHeader, Message, SegmentOpened
 from kvtransfer.payload import copy_into
 from kvtransfer.session import Session
-from kvtransfer.shm_segment import Segment, SegmentPool, SegmentView
+from kvtransfer.shm_segment import Segment, SegmentView
 from kvtransfer.source import KVSource
 from kvtransfer.unix_stream import UnixStream, readable
 
@@ -36,7 +40,8 @@ log = logging.getLogger(__name__)
 MAX_PATH_BYTES = 107
 """What fits a Unix socket's address on Linux, its closing zero byte aside."""
 
-IDLE_SEGMENTS = 4
+IDLE_CONNECTIONS = 4
+"""As many are kept to each source."""
 
 
 async def _read_message(stream: UnixStream) -> Message:
@@ -49,11 +54,13 @@ class _SourceChannel:
 
     on_device = False
 
-    def __init__(self, stream: UnixStream, pool: SegmentPool) -> None:
+    def __init__(self, stream: UnixStream, slots: int, slot_bytes: int) -> None:
         self._stream = stream
-        self._pool = pool
+        self._slots = slots
+        self._slot_bytes = slot_bytes
         self._segment: Segment | None = None
         self._announced = False
+        self.closed = False
 
     async def send(self, message: Message) -> None:
         await self._stream.write(encode_header(message))
@@ -71,18 +78,19 @@ class _SourceChannel:
 
     def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
         if self._segment is None:
-            self._segment = self._pool.take()
-        digest = copy_into(self._segment.slot(chunk.slot), arrays)
+            self._segment = Segment(self._slots, self._slot_bytes)
+        size = sum(align_up(array.nbytes) for array in chunk.arrays)
+        digest = copy_into(self._segment.slot(chunk.slot, size), arrays)
         return Packed(replace(chunk, checksum=digest), None)
 
     async def close(self, *, idle: bool = False) -> None:
+        if idle:
+            return
+        self.closed = True
         self._stream.close()
         if self._segment is not None:
             segment, self._segment = self._segment, None
-            if idle:
-                self._pool.put(segment)
-            else:
-                segment.close()
+            segment.close()
 
 
 class _ReaderChannel:
@@ -90,8 +98,10 @@ class _ReaderChannel:
 
     on_device = False
 
-    def __init__(self, stream: UnixStream) -> None:
+    def __init__(self, stream: UnixStream, keep: Callable[[_ReaderChannel], None]) -> None:
+        """`keep` is given this channel when it could serve another transfer."""
         self._stream = stream
+        self._keep = keep
         self._segment: SegmentView | None = None
 
     async def send(self, message: Message) -> None:
@@ -128,22 +138,76 @@ class _ReaderChannel:
             offset += align_up(array.nbytes)
         return tuple(views)
 
+    def on_readable(self, callback: Callable[[], None] | None) -> None:
+        """See UnixStream."""
+        self._stream.on_readable(callback)
+
+    def is_quiet(self) -> bool:
+        """The source has neither said anything more nor hung up."""
+        return self._stream.is_quiet()
+
     async def close(self, *, idle: bool = False) -> None:
+        if idle:
+            self._keep(self)
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Ends the connection at once. Idempotent."""
         self._stream.close()
         if self._segment is not None:
             self._segment.close()
 
 
-async def connect_shm(path: str) -> _ReaderChannel:
-    """Connects to a source on this machine. Raises OSError if none listens at `path`."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, path)
-    except BaseException:
-        sock.close()
-        raise
-    return _ReaderChannel(UnixStream(sock, accept_fd=True))
+class ShmConnector:
+    """Connects to sources on this machine; keeps connections for the next transfers."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[_ReaderChannel]] = {}
+        self._closed = False
+
+    async def connect(self, path: str) -> _ReaderChannel:
+        """A connection to the source at `path`. Raises OSError if none listens there."""
+        while path in self._idle:
+            channel = self._idle[path][-1]
+            if channel.is_quiet():
+                self._take(path, channel)
+                return channel
+            self._drop(path, channel)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, path)
+        except BaseException:
+            sock.close()
+            raise
+        return _ReaderChannel(UnixStream(sock, accept_fd=True), partial(self._keep, path))
+
+    def _keep(self, path: str, channel: _ReaderChannel) -> None:
+        if self._closed or len(self._idle.get(path, ())) == IDLE_CONNECTIONS:
+            channel.hang_up()
+            return
+        self._idle.setdefault(path, []).append(channel)
+        # A source says nothing between two transfers: it ends the connection, or is gone.
+        channel.on_readable(partial(self._drop, path, channel))
+
+    def _take(self, path: str, channel: _ReaderChannel) -> None:
+        idle = self._idle[path]
+        idle.remove(channel)
+        if not idle:
+            del self._idle[path]
+        channel.on_readable(None)
+
+    def _drop(self, path: str, channel: _ReaderChannel) -> None:
+        self._take(path, channel)
+        channel.hang_up()
+
+    def close(self) -> None:
+        """Ends the idle connections and keeps no more. Idempotent."""
+        self._closed = True
+        for path, idle in list(self._idle.items()):
+            for channel in list(idle):
+                self._drop(path, channel)
 
 
 class ShmServer:
@@ -154,10 +218,9 @@ class ShmServer:
         self._source = source
         self._listener = listener
         self._path = path
-        self._pool = SegmentPool(
-            source.window, source.layout.slot_bytes(source.chunk_tokens), IDLE_SEGMENTS
-        )
+        self._connections: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
+        self._closing = False
         self._task = asyncio.create_task(self._accept())
 
     async def _accept(self) -> None:
@@ -172,9 +235,21 @@ class ShmServer:
                 log.warning("accepting a KV reader failed: %s", error)
                 await asyncio.sleep(0.1)  # out of descriptors, most likely: do not spin
                 continue
-            channel = _SourceChannel(UnixStream(sock, accept_fd=False), self._pool)
+            stream = UnixStream(sock, accept_fd=False)
+            slot_bytes = self._source.layout.slot_bytes(self._source.chunk_tokens)
+            channel = _SourceChannel(stream, self._source.window, slot_bytes)
+            connection = asyncio.create_task(self._serve(channel))
+            self._connections.add(connection)
+            connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, channel: _SourceChannel) -> None:
+        """One connection's transfers, one after the other."""
+        while not (channel.closed or self._closing):
             session = self._source.serve(channel)
-            self._sessions = {s for s in self._sessions if not s.task.done()} | {session}
+            self._sessions.add(session)
+            await session.task
+            self._sessions.discard(session)
+        await channel.close()
 
     async def close(self) -> None:
         """Stops listening, removes the socket file, ends the connections. Idempotent."""
@@ -184,10 +259,10 @@ class ShmServer:
             self._listener.close()
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
+        self._closing = True
         for session in self._sessions:
             session.hang_up()
-        await asyncio.gather(*(session.task for session in self._sessions))
-        self._pool.close()
+        await asyncio.gather(*self._connections)
 
 
 async def serve_shm(source: KVSource, path: str) -> ShmServer:

@@ -13,7 +13,7 @@ from kvtransfer.fetch import Fetch
 from kvtransfer.grpc_transport import GrpcConnector
 from kvtransfer.jax_transport import Arrays, connect_arrays
 from kvtransfer.layout import KVLayout
-from kvtransfer.shm_transport import connect_shm
+from kvtransfer.shm_transport import ShmConnector
 
 
 class KVSink:
@@ -41,6 +41,7 @@ class KVSink:
         self._admit_timeout_s = admit_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._connect_timeout_s = connect_timeout_s
+        self._shm = ShmConnector()
         self._grpc = GrpcConnector()
 
     def fetch(self, sources: Sequence[str], transfer_id: bytes, from_token: int = 0) -> Fetch:
@@ -77,12 +78,13 @@ class KVSink:
         if endpoint.scheme == "device":
             return await connect_device(endpoint.target)
         if endpoint.scheme == "shm":
-            return await connect_shm(endpoint.target)
+            return await self._shm.connect(endpoint.target)
         if endpoint.scheme.startswith("jax"):
             assert self._arrays is not None
             return await connect_arrays(self._grpc, endpoint, self._arrays, self.layout)
         return await self._grpc.connect(endpoint)
 
     async def close(self) -> None:
-        """Closes the gRPC connections that fetches shared. Idempotent."""
+        """Closes the connections that fetches shared. Idempotent."""
+        self._shm.close()
         await self._grpc.close()

@@ -110,6 +110,27 @@ class UnixStream:
         finally:
             remove(fileno)
 
+    def on_readable(self, callback: Callable[[], None] | None) -> None:
+        """Calls back whenever the peer has written or closed, until told None. Nobody may be
+        reading meanwhile."""
+        loop = asyncio.get_running_loop()
+        if callback is None:
+            loop.remove_reader(self._socket.fileno())
+        else:
+            loop.add_reader(self._socket.fileno(), callback)
+
+    def is_quiet(self) -> bool:
+        """Nothing waits to be read, and the peer has not closed."""
+        if self._buffer:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        return False
+
     def close(self) -> None:
         """Closes at once. Nobody may be reading or writing. Idempotent."""
         self._socket.close()

@@ -145,7 +145,7 @@ def test_payload_must_be_what_the_header_says():
 @pytest.mark.parametrize(
     ("message", "field", "value", "says"),
     [
-        (MESSAGES[0], "version", 2, "version 2"),
+        (MESSAGES[0], "version", 1, "version 1"),
         (MESSAGES[0], "transfer_id", b"", "transfer_id"),
         (MESSAGES[0], "transfer_id", b"x" * 65, "transfer_id"),
         (MESSAGES[0], "from_token", -1, "from_token"),

@@ -32,11 +32,12 @@ from kvtransfer.frames import MAX_HEADER_BYTES, PREFIX, decode_frame, encode_fra
 from kvtransfer.grpc_transport import METHOD, SERVICE
 from kvtransfer.messages import PROTOCOL_VERSION, Claim, Failed, Pull, SegmentOpened
 from kvtransfer.shm_segment import Segment, SegmentView
-from kvtransfer.shm_transport import connect_shm
+from kvtransfer.shm_transport import IDLE_CONNECTIONS, ShmConnector
 from tests.kvtransfer.harness import (
     CHUNK,
     LAYOUT,
     MIXED,
+    Link,
     Owner,
     eventually,
     linked,
@@ -244,6 +245,51 @@ async def test_shm_segment_is_reused_only_when_nobody_reads_it():
     assert segments() == set()
 
 
+async def test_shm_keeps_a_few_connections_while_their_source_lives():
+    descriptors = len(os.listdir("/proc/self/fd"))
+    async with socket_folder() as folder:
+        owner = Owner(LAYOUT)
+        source = KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK)
+        server = await serve_shm(source, f"{folder}/kv.sock")
+        sink = KVSink(LAYOUT)
+        link = Link(owner, source, sink, [server.uri])
+        ids = [bytes([number]) for number in range(IDLE_CONNECTIONS + 3)]
+        for transfer_id in ids:
+            link.publish(transfer_id, 10)
+        await asyncio.gather(*(link.receive(link.fetch(each), each) for each in ids))
+        await eventually(lambda: len(source._sessions) == IDLE_CONNECTIONS)
+        assert len(segments()) == IDLE_CONNECTIONS
+        await server.close()
+        await eventually(lambda: not sink._shm._idle)
+        await source.close()
+
+        # The next one at that address is another source, reached by a connection of its own.
+        source = KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK)
+        async with asyncio.timeout(5):
+            server = await serve_shm(source, f"{folder}/kv.sock")
+            link = Link(owner, source, sink, [server.uri])
+            link.publish(b"next", 10)
+            await link.receive(link.fetch(b"next"), b"next")
+        await sink.close()
+        await server.close()
+        await source.close()
+    assert segments() == set()
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+
+
+async def test_shm_idle_connection_ends_when_nothing_is_claimed():
+    async with linked("shm", claim_wait_s=0.05) as link:
+        link.publish(A, 10)
+        await link.receive(link.fetch(A), A)
+        assert len(link.source._sessions) == 1
+        async with asyncio.timeout(5):
+            while link.source._sessions:
+                await asyncio.gather(*(session.task for session in link.source._sessions))
+        assert not link.sink._shm._idle
+        link.publish(B, 10)
+        await link.receive(link.fetch(B), B)
+
+
 async def test_shm_view_kept_too_long_is_memory_not_a_crash():
     async with linked("shm") as link:
         link.publish(A, 10)
@@ -277,7 +323,7 @@ async def test_shm_segment_without_descriptor():
         path = f"{folder}/kv.sock"
         accepted: asyncio.Queue = asyncio.Queue()
         server = await asyncio.start_unix_server(lambda r, w: accepted.put_nowait(w), path)
-        channel = await connect_shm(path)
+        channel = await ShmConnector().connect(path)
         writer = await accepted.get()
         writer.write(encode_header(SegmentOpened(2, 64)))
         with pytest.raises(ProtocolError, match="no file descriptor"):
