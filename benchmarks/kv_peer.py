@@ -23,6 +23,7 @@ from kvtransfer import (
     KVLayout,
     KVSource,
     ReleaseCause,
+    keep_freed_buffers,
     kv_service_handler,
     serve_shm,
 )
@@ -94,6 +95,7 @@ async def _send_raw(size: int, reader: asyncio.StreamReader, writer: asyncio.Str
 
 
 async def _main(folder: Path, mib: int, transfers: int) -> None:
+    keep_freed_buffers()  # as a worker
     holder = Holder(tokens_of(mib))
     for number in range(transfers):
         holder.offer(number.to_bytes(8, "big"))

@@ -32,7 +32,7 @@ from benchmarks.kv_peer import BARE_METHOD, LAYOUT, PIECE, TOKEN_BYTES, tokens_o
 from benchmarks.report import print_line
 from benchmarks.router_processes import StartError, running_module
 from benchmarks.stats import host_info, median
-from kvtransfer import SERVER_OPTIONS, KVSink
+from kvtransfer import CHANNEL_OPTIONS, KVSink, keep_freed_buffers
 
 _PIPE_WIDTH = 110
 _START_S = 60.0
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = _parse(argv)
     out = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    keep_freed_buffers()  # as a worker
     try:
         results = [_measure(mib, args.rounds) for mib in args.sizes]
     except StartError as error:
@@ -108,7 +109,7 @@ async def _rounds(folder: Path, mib: int, rounds: int) -> Measured:
     source, buffer, target = (np.ones(tokens * TOKEN_BYTES, np.uint8) for _ in range(3))
     sink = KVSink(LAYOUT)
     endpoints = {"shm": f"shm://{folder}/shm.sock", "grpc": f"grpc+unix://{folder}/grpc.sock"}
-    bare = grpc.aio.insecure_channel(f"unix:{folder}/grpc.sock", options=SERVER_OPTIONS)
+    bare = grpc.aio.insecure_channel(f"unix:{folder}/grpc.sock", options=CHANNEL_OPTIONS)
     raw = await asyncio.open_unix_connection(folder / "raw.sock", limit=2**22)
     number = 0
     for round_ in range(rounds + 1):  # the first one warms up

@@ -20,7 +20,7 @@ from deploy.signals import in_daemon_thread, leave, run_until_signalled, unless_
 from deploy.worker_host import WorkerHost
 from engine.build import BuiltEngine, build_engine
 from engine.models.traits import UnsupportedModel
-from kvtransfer import Arrays
+from kvtransfer import Arrays, keep_freed_buffers
 from settings.config import KV_TRANSPORTS, WorkerConfig, default_kv_transports
 from settings.errors import ConfigError
 from telemetry.logs import set_up_logging
@@ -127,6 +127,7 @@ def _set_up_jax(compile_cache: Path, devices: int) -> None:
 def worker_main(config: WorkerConfig, workers: Sequence[PlannedWorker]) -> NoReturn:
     """A process of `workers` from its configuration to its end."""
     set_up_logging(config.log_level)
+    keep_freed_buffers()
     code = 0
     try:
         _pin(config.cpus)

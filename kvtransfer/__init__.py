@@ -31,6 +31,7 @@ from kvtransfer.errors import (
 )
 from kvtransfer.fetch import Chunk, Fetch
 from kvtransfer.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, kv_service_handler
+from kvtransfer.heap import keep_freed_buffers
 from kvtransfer.jax_transport import Arrays, array_method
 from kvtransfer.layout import ArraySpec, KVLayout
 from kvtransfer.shm_transport import ShmServer, serve_shm
@@ -63,6 +64,7 @@ __all__ = [
     "UnknownTransfer",
     "array_method",
     "device_uri",
+    "keep_freed_buffers",
     "kv_service_handler",
     "serve_device",
     "serve_shm",
