@@ -21,6 +21,8 @@ constexpr int64_t kInputsPerStep = sizeof(float) / sizeof(T);
 // What one call computes at most: its sums are on the stack.
 constexpr int64_t kMostRows = 192;
 constexpr int64_t kMostPanels = 8;
+// How far ahead a panel is prefetched: what memory delivers while a line travels.
+constexpr int64_t kStepsAhead = 64;
 
 template <typename T>
 struct Panel {
