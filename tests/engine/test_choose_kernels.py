@@ -97,7 +97,7 @@ def test_an_instruction_set_that_multiplies_wrong_is_passed_over(
 def test_kernels_that_all_multiply_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = a_build(instruction_sets=lambda: ["avx512", "avx2"], self_check=lambda name: False)
     pretend(monkeypatch, wrong)
-    with pytest.raises(KernelsUnavailable, match="--kernels=cpu: .* multiply wrong on this"):
+    with pytest.raises(KernelsUnavailable, match=r"--kernels=cpu: .* multiply wrong on this"):
         choose_kernels("cpu", "cpu")
 
 

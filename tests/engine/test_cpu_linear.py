@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -241,6 +242,12 @@ def test_every_instruction_set_passes_the_check_at_start(isa: str) -> None:
 
 def test_emulated_tiles_are_never_chosen_by_themselves() -> None:
     assert "amx_emulated" not in NATIVE.instruction_sets()
+
+
+def test_amx_is_offered_only_where_the_processor_has_it() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    has = {"amx_tile", "amx_bf16", "avx512_bf16"} <= set(flags)
+    assert has or "amx" not in NATIVE.instruction_sets()
 
 
 @pytest.mark.parametrize("switch", [NATIVE.use_instruction_set, NATIVE.self_check])

@@ -83,11 +83,6 @@ const KernelTable* emulated_table() {
 
 std::atomic<const KernelTable*> chosen{nullptr};
 
-const KernelTable* best() {
-  const KernelTable* amx = amx_table();
-  return amx != nullptr ? amx : best_of_vectors();
-}
-
 }  // namespace
 
 const char* const* available() {
@@ -119,7 +114,7 @@ void choose(const KernelTable& table) { chosen.store(&table, std::memory_order_r
 
 const KernelTable& kernels() {
   const KernelTable* table = chosen.load(std::memory_order_relaxed);
-  return table != nullptr ? *table : *best();
+  return table != nullptr ? *table : *best_of_vectors();
 }
 
 }  // namespace hexserve

@@ -25,7 +25,8 @@ struct KernelTable {
   ConvertTable convert;
 };
 
-// The chosen table. The best that this processor runs, unless `choose` was called.
+// The chosen table. Until `choose` is called, the best that this processor runs, but for AMX, which
+// is to be checked first (self_check.h).
 const KernelTable& kernels();
 
 void choose(const KernelTable& table);

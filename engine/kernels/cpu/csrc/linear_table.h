@@ -6,6 +6,7 @@
 //
 // Every sum is one float32 that starts at the bias (or 0) and takes the steps in their order,
 // with the same instruction however many rows there are. Blocking only stores it and loads it again.
+// AMX takes them 16 at once (amx_tiles.h).
 
 #pragma once
 
