@@ -36,6 +36,9 @@ def a_build(**changes: Any) -> SimpleNamespace:
         "jaxlib_hash": headers_hash(),
         "sources_hash": sources_hash(),
         "instruction_sets": list,
+        "self_check": lambda name: True,
+        "use_instruction_set": lambda name: None,
+        "handlers": dict,
     }
     return SimpleNamespace(**facts | changes)
 
@@ -72,6 +75,29 @@ def test_without_cpu_kernels_the_reference_runs_with_a_warning(
     assert reason in warning.message
     assert "slow reference kernels" in warning.message
     with pytest.raises(KernelsUnavailable, match=f"--kernels=cpu: .*{reason}"):
+        choose_kernels("cpu", "cpu")
+
+
+def test_an_instruction_set_that_multiplies_wrong_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    used: list[str] = []
+    module = a_build(
+        instruction_sets=lambda: ["amx", "avx512bf16", "avx2"],
+        self_check=lambda name: name != "amx",
+        use_instruction_set=used.append,
+        instruction_set=lambda: used[-1],
+    )
+    pretend(monkeypatch, module)
+    assert choose_kernels("cpu", "auto").name == "cpu (avx512bf16)"
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "for amx multiply wrong" in warning.message
+
+
+def test_kernels_that_all_multiply_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = a_build(instruction_sets=lambda: ["avx512", "avx2"], self_check=lambda name: False)
+    pretend(monkeypatch, wrong)
+    with pytest.raises(KernelsUnavailable, match=r"--kernels=cpu: .* multiply wrong on this"):
         choose_kernels("cpu", "cpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,8 @@ except native.NoNativeKernels as error:
 DTYPES = {np.dtype(np.float32): 1e-5, np.dtype(ml_dtypes.bfloat16): 1e-2}
 """Each dtype, and the error relative to the largest magnitude of a row."""
 LAYERS = 2
+ISAS = [*NATIVE.instruction_sets(), "amx_emulated"]
+"""Those of this processor, and the loop of AMX over emulated tiles."""
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -59,7 +62,7 @@ def packed(weights: np.ndarray, bias: np.ndarray | None = None) -> Linear:
 def on_each_isa(function: Callable[..., Any], *args: Any) -> Iterator[Any]:
     """The result of each instruction set, compiled once."""
     compiled = jax.jit(function)
-    for isa in NATIVE.instruction_sets():
+    for isa in ISAS:
         NATIVE.use_instruction_set(isa)
         yield jax.block_until_ready(compiled(*args))
 
@@ -196,7 +199,7 @@ def test_rows_do_not_depend_on_their_batch(dtype: np.dtype, inputs: int) -> None
         results = compiled(x[rows], residual[rows])
         return np.stack([np.asarray(result).view(np.uint8) for result in results], axis=1)
 
-    for isa in NATIVE.instruction_sets():
+    for isa in ISAS:
         NATIVE.use_instruction_set(isa)
         alone = np.concatenate([bits_of(slice(row, row + 1)) for row in range(300)])
         for threads in (1, 2):
@@ -204,6 +207,53 @@ def test_rows_do_not_depend_on_their_batch(dtype: np.dtype, inputs: int) -> None
             for count in (1, 2, 7, 16, 64, 300):
                 np.testing.assert_array_equal(bits_of(slice(0, count)), alone[:count])
                 np.testing.assert_array_equal(bits_of(slice(300 - count, 300)), alone[-count:])
+
+
+def test_emulated_tiles_sum_in_the_order_of_the_manual() -> None:
+    """Within a tile of 16 pairs the first elements and the second ones are summed apart, from 0."""
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    x, head = rows_of(0, 20, 600, bfloat16), matrices(1, 40, 600, bfloat16)[0]
+    x[19] = 2.0**-130  # a denormal: it counts as 0
+
+    def chain(columns: range) -> np.ndarray:
+        """A product of bfloat16 is exact in float32: this rounds like a chain of FMAs."""
+        sums = np.zeros((20, 40), np.float32)
+        for k in columns:
+            sums += np.outer(x[:, k].astype(np.float32), head[:, k].astype(np.float32))
+        return sums
+
+    expected = np.zeros((20, 40), np.float32)
+    for tile in range(0, 600, 32):
+        end = min(tile + 32, 600)
+        expected += chain(range(tile, end, 2)) + chain(range(tile + 1, end, 2))
+    expected[19] = 0
+
+    NATIVE.use_instruction_set("amx_emulated")
+    result = cpu.logits(x, Linear(jnp.asarray(cpu.pack_head(head)), None, 40), 20)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_passes_the_check_at_start(isa: str) -> None:
+    assert NATIVE.self_check(isa)
+    NATIVE.use_instruction_set(isa)
+    assert NATIVE.instruction_set() == isa
+
+
+def test_emulated_tiles_are_never_chosen_by_themselves() -> None:
+    assert "amx_emulated" not in NATIVE.instruction_sets()
+
+
+def test_amx_is_offered_only_where_the_processor_has_it() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    has = {"amx_tile", "amx_bf16", "avx512_bf16"} <= set(flags)
+    assert has or "amx" not in NATIVE.instruction_sets()
+
+
+@pytest.mark.parametrize("switch", [NATIVE.use_instruction_set, NATIVE.self_check])
+def test_unknown_instruction_sets_are_refused(switch: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match="'sse' does not run on this processor"):
+        switch("sse")
 
 
 @each_dtype

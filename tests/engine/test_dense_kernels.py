@@ -21,7 +21,7 @@ TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(ml_dtypes.bfloat16): 1e-2}
 LAYERS = 2
 
 
-@pytest.fixture(scope="module", params=["reference", "avx512bf16", "avx512", "avx2"])
+@pytest.fixture(scope="module", params=["reference", "amx", "avx512bf16", "avx512", "avx2"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     if request.param == "reference":
         yield choose_kernels("cpu", "reference")

@@ -30,7 +30,7 @@ class CpuKernels:
         Raises:
             NoNativeKernels, WrongBuild: see engine.kernels.cpu.native.
         """
-        self._instruction_set = native.load().instruction_sets()[0]
+        self._instruction_set = native.load().instruction_set()
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from functools import cache
 from types import ModuleType
 
@@ -10,6 +11,8 @@ import jax
 import jaxlib
 
 from engine.kernels.cpu.build_facts import headers_hash, sources_hash
+
+log = logging.getLogger("hexserve.engine")
 
 _PREFIX = "hexserve_"
 
@@ -32,6 +35,8 @@ _REBUILD = (
 def load() -> ModuleType:
     """The native module, its handlers registered with XLA and the best instruction set chosen.
 
+    One that multiplies a small product wrong is passed over, with a warning.
+
     Raises:
         NoNativeKernels: not built, or no instruction set of theirs runs here.
         WrongBuild: built for a jaxlib with another interface, or of other sources.
@@ -52,10 +57,18 @@ def load() -> ModuleType:
     names = native.instruction_sets()
     if not names:
         raise NoNativeKernels("the CPU kernels need AVX2 and FMA, this processor has not both")
-    native.use_instruction_set(names[0])
+    native.use_instruction_set(_first_right(native, names))
     for name, capsule in native.handlers().items():
         jax.ffi.register_ffi_target(_PREFIX + name, capsule, platform="cpu")
     return native
+
+
+def _first_right(native: ModuleType, names: list[str]) -> str:
+    for name in names:
+        if native.self_check(name):
+            return name
+        log.warning("the CPU kernels for %s multiply wrong on this processor: not used", name)
+    raise NoNativeKernels("the CPU kernels multiply wrong on this processor")
 
 
 def target(name: str) -> str:

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "amx_support.h"
 #include "kernel_table.h"
 
 namespace hexserve {
@@ -15,6 +16,16 @@ extern const KernelTable table;
 }
 namespace avx512bf16 {
 extern const KernelTable table;
+}
+
+// AMX has a matmul alone; amx.cc has no table.
+#ifdef HEXSERVE_HAS_AMX
+namespace amx {
+extern const MultiplyPanels<uint16_t> multiply_bf16;
+}
+#endif
+namespace amx_emulated {
+extern const MultiplyPanels<uint16_t> multiply_bf16;
 }
 
 namespace {
@@ -33,26 +44,53 @@ struct Entry {
   bool (*runs)();
 };
 
-constexpr Entry kEntries[] = {
+constexpr Entry kVectors[] = {
     {&avx512bf16::table, runs_avx512bf16}, {&avx512::table, runs_avx512}, {&avx2::table, runs_avx2}};
 
-std::atomic<const KernelTable*> chosen{nullptr};
-
 // Null where none runs; nothing is called there.
-const KernelTable* best() {
-  for (const Entry& entry : kEntries) {
+const KernelTable* best_of_vectors() {
+  for (const Entry& entry : kVectors) {
     if (entry.runs()) return entry.table;
   }
   return nullptr;
 }
 
+KernelTable with_tiles(const char* name, const KernelTable& vectors, MultiplyPanels<uint16_t> multiply_bf16) {
+  KernelTable table = vectors;
+  table.name = name;
+  table.linear.multiply_bf16 = multiply_bf16;
+  return table;
+}
+
+// Null where there is no AMX.
+const KernelTable* amx_table() {
+#ifdef HEXSERVE_HAS_AMX
+  if (!runs_avx512bf16() || !may_use_amx()) return nullptr;
+  static const KernelTable table = with_tiles("amx", avx512bf16::table, amx::multiply_bf16);
+  return &table;
+#else
+  return nullptr;
+#endif
+}
+
+// For tests: slow, so not among the available, but to be had by name wherever any table runs.
+const KernelTable* emulated_table() {
+  const KernelTable* vectors = best_of_vectors();
+  if (vectors == nullptr) return nullptr;
+  static const KernelTable table = with_tiles("amx_emulated", *vectors, amx_emulated::multiply_bf16);
+  return &table;
+}
+
+std::atomic<const KernelTable*> chosen{nullptr};
+
 }  // namespace
 
 const char* const* available() {
-  static const char* names[4] = {};
+  static const char* names[5] = {};
   static const bool filled = [] {
     int count = 0;
-    for (const Entry& entry : kEntries) {
+    if (const KernelTable* amx = amx_table()) names[count++] = amx->name;
+    for (const Entry& entry : kVectors) {
       if (entry.runs()) names[count++] = entry.table->name;
     }
     return true;
@@ -61,19 +99,22 @@ const char* const* available() {
   return names;
 }
 
-bool choose(const char* name) {
-  for (const Entry& entry : kEntries) {
-    if (std::strcmp(entry.table->name, name) == 0 && entry.runs()) {
-      chosen.store(entry.table, std::memory_order_relaxed);
-      return true;
-    }
+const KernelTable* find(const char* name) {
+  const auto is_named = [&](const KernelTable* table) {
+    return table != nullptr && std::strcmp(table->name, name) == 0;
+  };
+  for (const Entry& entry : kVectors) {
+    if (is_named(entry.table)) return entry.runs() ? entry.table : nullptr;
   }
-  return false;
+  if (is_named(amx_table())) return amx_table();
+  return is_named(emulated_table()) ? emulated_table() : nullptr;
 }
+
+void choose(const KernelTable& table) { chosen.store(&table, std::memory_order_relaxed); }
 
 const KernelTable& kernels() {
   const KernelTable* table = chosen.load(std::memory_order_relaxed);
-  return table != nullptr ? *table : *best();
+  return table != nullptr ? *table : *best_of_vectors();
 }
 
 }  // namespace hexserve

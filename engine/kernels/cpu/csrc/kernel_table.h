@@ -25,13 +25,16 @@ struct KernelTable {
   ConvertTable convert;
 };
 
-// The chosen table. The best that this processor runs, unless `choose` was called.
+// The chosen table. Until `choose` is called, the best that this processor runs, but for AMX, which
+// is to be checked first (self_check.h).
 const KernelTable& kernels();
 
-// Picks a table by name; false if this processor does not run it or there is no such name.
-bool choose(const char* name);
+void choose(const KernelTable& table);
 
-// Names of the tables that this processor runs, best first; ends with nullptr.
+// A table by name; null if this processor does not run it or there is no such name.
+const KernelTable* find(const char* name);
+
+// Names of the tables to choose from on this processor, best first; ends with nullptr.
 const char* const* available();
 
 }  // namespace hexserve

@@ -6,6 +6,7 @@
 //
 // Every sum is one float32 that starts at the bias (or 0) and takes the steps in their order,
 // with the same instruction however many rows there are. Blocking only stores it and loads it again.
+// AMX takes them 16 at once (amx_tiles.h).
 
 #pragma once
 
@@ -21,6 +22,8 @@ constexpr int64_t kInputsPerStep = sizeof(float) / sizeof(T);
 // What one call computes at most: its sums are on the stack.
 constexpr int64_t kMostRows = 192;
 constexpr int64_t kMostPanels = 8;
+// How far ahead a panel is prefetched: what memory delivers while a line travels.
+constexpr int64_t kStepsAhead = 64;
 
 template <typename T>
 struct Panel {

@@ -12,8 +12,6 @@ constexpr int kVecsOfPanel = kPanel / kLanes;
 constexpr int kTileRows = kLanes == 16 ? 12 : 3;
 // Steps of a tile: it stays in L1, and a group's panels of this depth stay in L2.
 constexpr int64_t kDepth = kLanes * 16;
-// How far ahead a panel is prefetched: what memory delivers while a line travels.
-constexpr int64_t kStepsAhead = 64;
 
 // `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart.
 template <int rows, typename T>

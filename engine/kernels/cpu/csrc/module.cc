@@ -8,6 +8,7 @@
 #include "ffi.h"
 #include "kernel_table.h"
 #include "parallel.h"
+#include "self_check.h"
 
 #define HEXSERVE_HANDLERS(handler) \
   handler(read_all) \
@@ -64,13 +65,27 @@ PyObject* instruction_sets(PyObject*, PyObject*) {
   return names;
 }
 
+// Null, with an error set, where it does not run.
+const KernelTable* table_of(PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  const KernelTable* table = find(text);
+  if (table == nullptr) PyErr_Format(PyExc_ValueError, "%R does not run on this processor", name);
+  return table;
+}
+
 PyObject* use_instruction_set(PyObject*, PyObject* name) {
-  PyObject* bytes = PyUnicode_AsUTF8String(name);
-  if (bytes == nullptr) return nullptr;
-  const bool known = choose(PyBytes_AsString(bytes));
-  Py_DECREF(bytes);
-  if (!known) return PyErr_Format(PyExc_ValueError, "%R does not run on this processor", name);
+  const KernelTable* table = table_of(name);
+  if (table == nullptr) return nullptr;
+  choose(*table);
   Py_RETURN_NONE;
+}
+
+PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(kernels().name); }
+
+PyObject* self_check(PyObject*, PyObject* name) {
+  const KernelTable* table = table_of(name);
+  return table == nullptr ? nullptr : PyBool_FromLong(multiplies_right(*table));
 }
 
 PyObject* limit_threads(PyObject*, PyObject* count) {
@@ -100,6 +115,8 @@ PyMethodDef methods[] = {
     {"handlers", handlers, METH_NOARGS, "Name -> capsule of every handler, for jax.ffi."},
     {"instruction_sets", instruction_sets, METH_NOARGS, "Those this processor runs, best first."},
     {"use_instruction_set", use_instruction_set, METH_O, "Run the named inner loops from now on."},
+    {"instruction_set", instruction_set, METH_NOARGS, "The one in use."},
+    {"self_check", self_check, METH_O, "Whether the named inner loops multiply a small product right."},
     {"limit_threads", limit_threads, METH_O, "Most threads of one kernel; 0 is no limit."},
     {"use_huge_pages", use_huge_pages, METH_VARARGS, "(address, bytes) of a buffer to stay."},
     {nullptr, nullptr, 0, nullptr},
