@@ -16,6 +16,7 @@
 The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
 """
 
+from kvtransfer.books import TransferCounts
 from kvtransfer.device_transport import DeviceServer, device_uri, serve_device
 from kvtransfer.endpoints import TRANSPORTS
 from kvtransfer.errors import (
@@ -59,6 +60,7 @@ __all__ = [
     "ShmServer",
     "SourceUnreachable",
     "TransferAborted",
+    "TransferCounts",
     "TransferTimeout",
     "UnknownTransfer",
     "array_method",

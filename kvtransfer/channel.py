@@ -48,7 +48,10 @@ class Channel(Protocol):
 
 
 class SourceChannel(Channel, Protocol):
-    """The end of a connection that sends chunks."""
+    """The end of a connection that sends chunks; `transport` is the name it is counted by."""
+
+    @property
+    def transport(self) -> str: ...
 
     def stage(self, slot: int, arrays: Sequence[Any]) -> Payload:
         """Packs a chunk for sending; returns one contiguous buffer, or device array, per array.

@@ -92,6 +92,8 @@ class _ByteChannel(CallChannel):
 
 
 class _SourceChannel(_ByteChannel):
+    transport = "grpc"
+
     def stage(self, slot: int, arrays: Sequence[np.ndarray]) -> Payload:
         return tuple(as_bytes(array) for array in arrays)
 

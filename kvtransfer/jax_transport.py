@@ -45,6 +45,8 @@ class _ArrayChannel(CallChannel):
 
 
 class _SourceChannel(_ArrayChannel):
+    transport = "jax"
+
     async def send(self, message: Message, payload: Payload = ()) -> None:
         if payload:
             await self.write(encode_header(self._arrays.park(payload)))

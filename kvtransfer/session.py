@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvtransfer.books import WITHDRAWN
 from kvtransfer.channel import ChannelClosed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
@@ -76,6 +77,8 @@ class Session:
         # Every slot is free, held by a read, or held by the reader until its ack.
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
+        self._counts = source.books.of(channel.transport)
+        self._pulled_at: float | None = None  # loop time, while the transfer runs
         self._sending: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
@@ -83,6 +86,15 @@ class Session:
     def working(self) -> bool:
         """True while the reader waits for a read of the owner's, not the other way round."""
         return any(not read.task.done() for read in self._reads)
+
+    @property
+    def transport(self) -> str:
+        return self._channel.transport
+
+    @property
+    def reads(self) -> int:
+        """Chunks being read, or read and not yet sent."""
+        return len(self._reads)
 
     def wake(self) -> None:
         """Something about the transfer has changed."""
@@ -132,7 +144,36 @@ class Session:
             # A transfer without a cause was withdrawn: the owner has let it go already.
             if self._transfer is not None and cause is not None:
                 self._source.release(self._transfer, cause)
+            self._count_end(cause, error)
             await self._say_goodbye(error, receiver)
+
+    def _count_end(self, cause: ReleaseCause | None, error: KVTransferError | None) -> None:
+        self._count_time()
+        if cause is ReleaseCause.DONE:
+            self._counts.transfers += 1
+        elif cause is None:
+            self._counts.failed(WITHDRAWN)
+        elif cause is ReleaseCause.FAILED and error is not None:
+            self._counts.failed(error.code)
+        else:
+            self._counts.failed(cause.value)
+
+    def _count_chunk(self, read: _Read) -> None:
+        size = self._source.layout.bytes_per_token * (read.stop - read.start)
+        self._counts.chunks += 1
+        self._counts.bytes += size
+        if self._transfer is not None and self._transfer.trailer is None:
+            self._counts.overlap_bytes += size
+
+    def _count_time(self) -> None:
+        """The transfer has ended, or breaks off; once."""
+        if self._pulled_at is None or self._transfer is None:
+            return
+        now = asyncio.get_running_loop().time()
+        computed_at = now if self._transfer.trailer is None else self._transfer.finished_at
+        self._counts.seconds += now - self._pulled_at
+        self._counts.overlap_seconds += max(0.0, computed_at - self._pulled_at)
+        self._pulled_at = None
 
     async def _say_goodbye(
         self, error: KVTransferError | None, receiver: asyncio.Task[None]
@@ -172,6 +213,7 @@ class Session:
         await self._watch.until(lambda: transfer.trailer is not None)
         assert transfer.trailer is not None
         await self._deliver(End(transfer.trailer))
+        self._count_time()
         await self._watch.until(lambda: self.state is State.DONE)
 
     async def _find(self) -> Transfer:
@@ -228,6 +270,7 @@ class Session:
         header = chunk_header(self._source.layout, read.slot, read.start, read.stop, digest)
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
+        self._count_chunk(read)
         await self._deliver(header, payload)
 
     async def _deliver(self, message: Message, payload: Payload = ()) -> None:
@@ -272,6 +315,8 @@ class Session:
                     f"pull from token {message.from_token} of {self._transfer.total}"
                 )
             self._cursor = message.from_token
+            self._counts.skipped_tokens += message.from_token
+            self._pulled_at = asyncio.get_running_loop().time()
         elif isinstance(message, Ack):
             # Only of chunks that were sent, and once each; anything else is late or forged.
             slot = self._unacknowledged.pop(message.chunk, None)

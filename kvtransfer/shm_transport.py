@@ -45,6 +45,7 @@ async def _read_message(stream: UnixStream) -> Message:
 class _SourceChannel:
     """The source's end of one connection."""
 
+    transport = "shm"
     on_device = False
 
     def __init__(self, stream: UnixStream, pool: SegmentPool) -> None:
