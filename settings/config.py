@@ -82,6 +82,7 @@ class EngineConfig:
     num_blocks: int | None = None
     block_size: int = 32
     max_queued_requests: int = 1024
+    max_exported_fraction: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
