@@ -132,8 +132,8 @@ class ServeConfig:
     """A whole deployment on this machine.
 
     `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
-    between mp and thread to the launcher; `jax_platforms` "" leaves the choice to jax;
-    `visible_devices` are those of settings.environment.
+    between mp and thread to the launcher; `kv_transports` are WorkerConfig's; `jax_platforms`
+    "" leaves the choice to jax; `visible_devices` are those of settings.environment.
     """
 
     model: ModelConfig
@@ -143,6 +143,7 @@ class ServeConfig:
     log_level: str
     cache: Path
     worker_distributed_method: str | None = None
+    kv_transports: tuple[str, ...] | None = None
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
