@@ -13,6 +13,8 @@
         chunk.release()
     await fetch.close(done=True)
 
+`KVSource.counts` and `KVSink.counts` tell what has moved, by transport.
+
 The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
 """
 

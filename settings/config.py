@@ -65,7 +65,8 @@ class EngineConfig:
     """How a worker's engine batches and how much KV it holds.
 
     The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
-    `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own.
+    `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own;
+    `max_exported_fraction` is engine.limits'.
     """
 
     tensor_parallel_size: int = 1
