@@ -110,7 +110,7 @@ class Fetch:
         self._admitted: Admitted | None = None
         self._expected = 0  # first token of the next chunk to arrive
         self._arrived: deque[Frame] = deque()
-        self._moved = False  # a chunk has been handed out
+        self._moved = False  # a chunk has arrived
         self._open: set[Chunk] = set()  # handed out and not released
         self._trailer: bytes | None = None
         self._pulled_at: float | None = None  # loop time, while the transfer runs
@@ -259,7 +259,9 @@ class Fetch:
                 try:
                     frame = await channel.recv()
                 except (ChannelClosed, KVTransferError):
-                    self._blame_transport()
+                    # Before it has moved anything, it would most likely fail so again.
+                    if self.state is State.STREAMING and not self._moved:
+                        self._route.avoid()
                     raise
                 self._on_frame(frame)
         except ChannelClosed as error:
@@ -282,11 +284,6 @@ class Fetch:
             finally:  # a close that has lost patience cancels the wait above as well
                 await channel.close()
         return False
-
-    def _blame_transport(self) -> None:
-        """Pulled, it has failed by itself before it moved anything, and would do so again."""
-        if self.state is State.STREAMING and not self._moved:
-            self._route.avoid()
 
     def _say(self, message: Message) -> None:
         if self._watch.failure is None:
@@ -343,6 +340,7 @@ class Fetch:
         if len(self._arrived) + len(self._open) >= self._admitted.window:
             raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
         self._expected = chunk.stop
+        self._moved = True
         self._counts.chunks += 1
         self._counts.bytes += self._layout.bytes_per_token * (chunk.stop - chunk.start)
         self._arrived.append(frame)
@@ -365,10 +363,9 @@ class Fetch:
             try:
                 check_payload(header, arrays)
             except IntegrityError as error:
-                self._blame_transport()
+                self._route.avoid()
                 raise self._give_up(error) from None
             arrays = list(map(as_array, arrays, header.arrays))
-        self._moved = True
         chunk = Chunk(header.start, header.stop, arrays, self._on_release)
         self._open.add(chunk)
         return chunk

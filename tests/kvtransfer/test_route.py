@@ -13,6 +13,7 @@ import pytest
 
 from kvtransfer import (
     Fetch,
+    IntegrityError,
     KVSink,
     KVSource,
     KVTransferError,
@@ -158,6 +159,17 @@ async def test_full_shared_memory_costs_one_attempt(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, "posix_fallocate", full)
         link.publish(A, 20)
         assert isinstance(await lost(link, link.fetch(A)), SharedMemoryFull)
+        assert await taken(link, B) == "grpc"
+
+
+async def test_bytes_that_go_bad_on_the_way_cost_one_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked_by("shm", "grpc") as link:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvtransfer.session.checksum", lambda _: 7)
+            link.publish(A, 20)
+            assert isinstance(await lost(link, link.fetch(A)), IntegrityError)
         assert await taken(link, B) == "grpc"
 
 
