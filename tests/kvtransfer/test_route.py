@@ -8,6 +8,7 @@ import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from tests.kvtransfer.harness import (
     Owner,
     decode_arrays,
     eventually,
+    prefill_arrays,
     rest,
     serving,
     socket_folder,
@@ -138,12 +140,13 @@ async def test_arrays_that_cannot_be_pulled_cost_one_attempt(
 ) -> None:
     """Control frames pass, so that the source has given the transfer to this reader."""
 
-    async def refuse(*_: object) -> None:
-        raise SourceUnreachable("no transfer server answers")
+    park = prefill_arrays().park
 
     async with linked_by("jax", "grpc") as link:
         with monkeypatch.context() as patch:
-            patch.setattr(link.sink._arrays, "pull", refuse)
+            patch.setattr(
+                prefill_arrays(), "park", lambda chunk: replace(park(chunk), address="127.0.0.1:1")
+            )
             link.publish(A, 20)
             assert "no transfer server" in str(await lost(link, link.fetch(A)))
             assert await taken(link, B) == "grpc"

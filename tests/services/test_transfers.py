@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.types import Role
-from kvtransfer import ArraySpec, KVLayout, SourceUnreachable, TransferCounts
+from kvtransfer import ArraySpec, KVLayout, TransferCounts
 from router.errors import GenerationFailed
 from router.metrics import RouterMetrics
 from tests.services.client import PROMPT, Client
@@ -114,10 +114,13 @@ async def test_tiny_pools_with_a_limit_in_opposite_orders_make_progress(
 
 
 def break_pulls(served: Deployment, patch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object) -> None:
-        raise SourceUnreachable("no transfer server answers")
-
-    patch.setattr(served["decode-0"].host._arrays, "pull", refuse)
+    """The prefill worker tells of a transfer server that nobody reaches."""
+    arrays = served["prefill-0"].host._arrays
+    assert arrays is not None
+    park = arrays.park
+    patch.setattr(
+        arrays, "park", lambda chunk: dataclasses.replace(park(chunk), address="127.0.0.1:1")
+    )
 
 
 def fill_shared_memory(_: Deployment, patch: pytest.MonkeyPatch) -> None:
