@@ -27,6 +27,7 @@ from engine.types import (
 )
 from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
+from protos.transfer_codec import Transfers
 
 _BLOCKS = 4096
 _LIMITS = ModelLimits(
@@ -58,6 +59,9 @@ class PacedService:
 
     def load(self) -> Load:
         return Load(running=len(self._running), free_blocks=_BLOCKS)
+
+    def transfers(self) -> Transfers:
+        return {}
 
     async def tick(self) -> None:
         """Step at every tick; one that comes late delays those after it, none is made up for."""

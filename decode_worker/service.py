@@ -21,7 +21,16 @@ from google.protobuf.message import DecodeError
 
 from engine.events import Abort, Add, Admitted, BeginDecode, Command, KVWritten, WriteKV
 from engine.types import AttemptId, Failure, FailureCode, SequenceId, SequenceRequest
-from kvtransfer import TRANSPORTS, Arrays, Chunk, Fetch, KVLayout, KVSink, KVTransferError
+from kvtransfer import (
+    TRANSPORTS,
+    Arrays,
+    Chunk,
+    Fetch,
+    KVLayout,
+    KVSink,
+    KVTransferError,
+    TransferCounts,
+)
 from protos import worker_pb2 as wire
 from protos.codec import StartOrder, WireError, decode_delta
 from protos.session_server import SessionServer
@@ -66,6 +75,10 @@ class DecodeService:
     def attach(self, sessions: SessionServer) -> None:
         """Say whom to tell of failures; once, before the first order."""
         self._sessions = sessions
+
+    def counts(self) -> dict[str, TransferCounts]:
+        """What has been fetched so far, by transport."""
+        return self._sink.counts()
 
     # ---- orders ----
 

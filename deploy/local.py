@@ -13,6 +13,7 @@ from deploy.processes import LocalWorkers
 from deploy.router import RunningRouter, fetch_model, listen, running_router
 from deploy.signals import unless_stopped
 from settings.config import ServeConfig, Topology
+from settings.errors import ConfigError
 
 log = logging.getLogger("hexserve.launcher")
 
@@ -24,27 +25,29 @@ async def running_deployment(
     """Fetch the model, listen, and start the workers; see `wait_until_ready`.
 
     Raises:
-        ConfigError, CheckpointError: the port or the model cannot be had.
+        ConfigError, CheckpointError: the port or the model cannot be had, or the workers would
+            not reach each other.
         Stopped: `stop` was set before the model was there.
     """
+    topology = config.topology
+    accelerators = find_accelerators(
+        config.jax_platforms, installed_backends(), config.visible_devices
+    )
+    in_threads = works_in_threads(config.worker_distributed_method, topology, accelerators.kind)
+    check_transports(config.kv_transports, topology, in_threads=in_threads)
     listener = listen(config.http)
     try:
         folders = await fetch_model(config.model, config.cache, stop, weights=True)
     except BaseException:
         listener.close()
         raise
-    topology = config.topology
     shape = (
         "one colocated worker"
         if topology is None
         else f"{topology.prefill} prefill and {topology.decode} decode workers"
     )
     log.info("%s: %s", config.model.model, shape)
-    accelerators = find_accelerators(
-        config.jax_platforms, installed_backends(), config.visible_devices
-    )
     devices = config.engine.tensor_parallel_size
-    in_threads = works_in_threads(config.worker_distributed_method, topology, accelerators.kind)
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
@@ -63,6 +66,18 @@ def works_in_threads(method: str | None, topology: Topology | None, kind: str) -
     if method is None:
         return kind == "tpu" and topology is not None
     return method == "thread"
+
+
+def check_transports(
+    transports: tuple[str, ...] | None, topology: Topology | None, *, in_threads: bool
+) -> None:
+    """Raise ConfigError for `--kv_transports=device` alone where no two workers share a process."""
+    if transports == ("device",) and (topology is None or not in_threads):
+        raise ConfigError(
+            "--kv_transports=device reaches no other process, and here each worker has one of its "
+            "own: name another transport as well, or give --disagg_topo and "
+            "--worker_distributed_method=thread"
+        )
 
 
 async def wait_until_ready(router: RunningRouter, workers: LocalWorkers) -> None:

@@ -116,6 +116,7 @@ async def running_router(
     name = model.served_model_name or model.model
     metrics = RouterMetrics(name)
     pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
+    metrics.export_transfers(pool.transfers)
     dispatcher = Dispatcher(pool, model.seed)
     context = GatewayContext(
         generator=dispatcher,

@@ -30,6 +30,7 @@ from kvtransfer import (
 from prefill_worker.service import PrefillService
 from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
+from protos.transfer_codec import Transfers
 from settings.errors import ConfigError
 
 SESSION_GRACE_S = 0.2
@@ -92,6 +93,14 @@ class WorkerHost:
 
     def load(self) -> Load:
         return self._engine.load()
+
+    def transfers(self) -> Transfers:
+        ends = {Role.PREFILL: self._prefill.source.counts(), Role.DECODE: self._decode.counts()}
+        return {
+            (role, transport): counts
+            for role, end in ends.items()
+            for transport, counts in end.items()
+        }
 
     # ---- engine events ----
 

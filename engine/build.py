@@ -96,7 +96,9 @@ def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
     return asked or most
 
 
-def _limits(roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, queue: int) -> Limits:
+def _limits(
+    roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, config: EngineConfig
+) -> Limits:
     decode = sizes.max_decode_seqs if Role.DECODE in roles else 0
     # Where sequences decode as well, a prompt is computed whole.
     chunk = round_up(PREFILL_CHUNK_TOKENS, sizes.prefill_len_padding)
@@ -105,9 +107,10 @@ def _limits(roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, queu
         max_seqs=decode or sizes.max_prefill_seqs,
         max_prefill_seqs=sizes.max_prefill_seqs,
         max_batch_tokens=max(prompt, sizes.max_prefill_seqs + 1) + decode,
-        max_waiting=queue,
+        max_waiting=config.max_queued_requests,
         max_model_len=max_model_len,
         vocab_size=vocab,
+        max_exported_fraction=config.max_exported_fraction,
     )
 
 
@@ -138,7 +141,7 @@ def _build_fake(
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
     max_model_len = _max_model_len(checkpoint, model)
-    limits = _limits(roles, sizes, max_model_len, vocab, config.max_queued_requests)
+    limits = _limits(roles, sizes, max_model_len, vocab, config)
     pool = BlockPool(blocks, config.block_size)
     runner = fake.FakeRunner(blocks, config.block_size, vocab)
     arrays = (KVArray("tokens", "int32", 1, 1, 1),)
@@ -166,7 +169,7 @@ def _build_jax(
     dtype = _dtype(model.dtype, checkpoint, platform)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _max_model_len(checkpoint, model)
-    limits = _limits(roles, sizes, max_model_len, traits.vocab, config.max_queued_requests)
+    limits = _limits(roles, sizes, max_model_len, traits.vocab, config)
     shapes = _shapes(roles, limits, sizes, config.block_size)
     placement = _placement(traits, devices, config.kernels, dtype)
 

@@ -17,6 +17,8 @@ class Limits:
         max_batch_tokens: tokens of one step; a prompt that is longer is computed in chunks.
         max_waiting: sequences in the queue; one more is rejected.
         max_model_len: prompt and output tokens of one sequence.
+        max_exported_fraction: share of the blocks that prefills for other workers may hold,
+            from their admission until they have been fetched. One alone may exceed it.
     """
 
     max_seqs: int
@@ -25,6 +27,7 @@ class Limits:
     max_waiting: int
     max_model_len: int
     vocab_size: int
+    max_exported_fraction: float = 1.0
 
     def refusal(self, request: SequenceRequest) -> str | None:
         """Why `request` can never be computed, whatever else there is to do; None if it can."""

@@ -23,6 +23,7 @@ from engine.events import (
     Rejected,
     WriteKV,
 )
+from engine.exports import Exports
 from engine.limits import Limits
 from engine.plan import (
     BatchRow,
@@ -73,7 +74,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._prefilling: deque[Sequence] = deque()
         self._decoding: dict[SequenceId, Sequence] = {}
-        self._exports: dict[bytes, Sequence] = {}
+        self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
         self._copies = CopyQueue(pool.block_size)
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._fresh_slots: list[Sequence] = []
@@ -197,14 +198,19 @@ class Scheduler:
         return events
 
     def load(self) -> Load:
+        """Blocks are counted at their owners: one that has got lost is missing in the sum."""
         uncomputed = (len(s.tokens) - s.computed for s in (*self._waiting, *self._prefilling))
+        owned = sum(len(s.blocks) for s in self._sequences.values())
+        exported = sum(len(s.blocks) for s in self._exports if s.state is SequenceState.EXPORTED)
         return Load(
             waiting=len(self._waiting),
             running=self.limits.max_seqs - len(self._slots),
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
-            running_blocks=self.pool.running,
-            exported_blocks=self.pool.exported,
+            running_blocks=owned - exported,
+            exported_blocks=exported,
+            export_limited=self._exports.full
+            or bool(self._waiting and not self._may_export(self._waiting[0])),
         )
 
     def check_invariants(self) -> None:
@@ -235,11 +241,7 @@ class Scheduler:
             owners = {s.id for s in self._sequences.values() if s.state is state}
             assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
             assert len(owners) == len(queue), f"a sequence is {state.value} twice"
-        admitted = (SequenceState.PREFILLING, SequenceState.EXPORTED)
-        exporting = {
-            s.id for s in self._sequences.values() if s.state in admitted and not s.decodes_here
-        }
-        assert exporting == {s.id for s in self._exports.values()}, "the exports differ"
+        self._exports.check_owners(self._sequences.values())
         self._copies.check_owners(self._sequences.values())
 
     # ---- admission ----
@@ -271,7 +273,11 @@ class Scheduler:
 
     def _can_admit(self, sequence: Sequence) -> bool:
         needed = self.pool.blocks_for(self._kv_tokens(sequence))
-        return bool(self._slots) and needed <= self.pool.free
+        return bool(self._slots) and needed <= self.pool.free and self._may_export(sequence)
+
+    def _may_export(self, sequence: Sequence) -> bool:
+        blocks = self.pool.blocks_for(self._kv_tokens(sequence))
+        return sequence.decodes_here or self._exports.has_room(blocks)
 
     def _admit(self) -> None:
         while self._waiting and self._can_admit(self._waiting[0]):
@@ -286,7 +292,7 @@ class Scheduler:
                 sequence.enter(SequenceState.IMPORTING)
             transfer_id = sequence.request.transfer_id
             if not sequence.decodes_here:
-                self._exports[transfer_id] = sequence
+                self._exports.add(sequence)
             self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens)))
 
     def _end(self, sequence: Sequence) -> None:
@@ -298,8 +304,7 @@ class Scheduler:
         if queue is not None:
             queue.remove(sequence)
         self._decoding.pop(sequence.id, None)
-        if self._exports.get(sequence.request.transfer_id) is sequence:
-            del self._exports[sequence.request.transfer_id]
+        self._exports.discard(sequence)
         self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)

@@ -173,7 +173,8 @@ class Load:
 
     Blocks are counted by owner: free + cached + running + exported = total.
     `step_age_s` is how long the step now running has been running, 0 when idle; `compiles`
-    how many programs were compiled after the warm-up, 0 in a sound engine.
+    how many programs were compiled after the warm-up, 0 in a sound engine. `export_limited`:
+    prefills wait because too many blocks are exported already.
     """
 
     waiting: int = 0
@@ -185,6 +186,7 @@ class Load:
     exported_blocks: int = 0
     step_age_s: float = 0.0
     compiles: int = 0
+    export_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

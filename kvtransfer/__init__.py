@@ -13,9 +13,12 @@
         chunk.release()
     await fetch.close(done=True)
 
+`KVSource.counts` and `KVSink.counts` tell what has moved, by transport.
+
 The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtransfer.errors`.
 """
 
+from kvtransfer.books import TransferCounts
 from kvtransfer.device_transport import DeviceServer, device_uri, serve_device
 from kvtransfer.endpoints import TRANSPORTS
 from kvtransfer.errors import (
@@ -60,6 +63,7 @@ __all__ = [
     "ShmServer",
     "SourceUnreachable",
     "TransferAborted",
+    "TransferCounts",
     "TransferTimeout",
     "UnknownTransfer",
     "array_method",

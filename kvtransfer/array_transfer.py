@@ -33,6 +33,8 @@ _T = TypeVar("_T")
 
 PARKED_S = 120.0
 """Arrays that nobody has pulled for so long are dropped: their reader is gone."""
+CONNECT_S = 1.0
+"""How long a transfer server that was never pulled from may take to accept a connection."""
 PULL_S = 30.0
 """How long the pull of one chunk may take."""
 
@@ -69,6 +71,8 @@ class ArrayTransfer:
         TransferTimeout.
         """
         specs = [self._specs(parked, header) for header in headers]
+        if parked.address not in self._connections:
+            await _check_listens(parked.address)
         try:
             async with asyncio.timeout(PULL_S):
                 pulled = await _in_daemon_thread(lambda: self._pull(parked, specs))
@@ -118,6 +122,21 @@ def _number_of(host: str) -> str:
     """The IP address of `host`: the transfer server resolves no names."""
     number = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0]
     return f"[{number}]" if ":" in str(number) else str(number)
+
+
+async def _check_listens(address: str) -> None:
+    """A pull from where no server listens waits for one until its deadline: ask before.
+
+    Raises SourceUnreachable.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError) as error:  # TimeoutError is an OSError
+        reason = str(error) or type(error).__name__
+        raise SourceUnreachable(f"no transfer server at {address[:80]!r}: {reason}") from None
+    writer.close()
 
 
 def _pieces(array: Any) -> list[jax.Array]:

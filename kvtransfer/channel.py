@@ -54,7 +54,10 @@ class Packed:
 
 
 class SourceChannel(Channel, Protocol):
-    """The end of a connection that sends chunks."""
+    """The end of a connection that sends chunks; `transport` is the name it is counted by."""
+
+    @property
+    def transport(self) -> str: ...
 
     def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
         """Copies the arrays to where they leave from, and takes their checksum.

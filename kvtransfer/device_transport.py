@@ -31,6 +31,7 @@ _SERVERS: dict[str, DeviceServer] = {}
 class _End:
     """One end of a connection; what it sends goes into its peer's queue."""
 
+    transport = "device"
     on_device = True
 
     def __init__(self) -> None:

@@ -27,6 +27,10 @@ class Endpoint:
     scheme: str
     target: str
 
+    @property
+    def transport(self) -> str:
+        return self.scheme.partition("+")[0]
+
     def __str__(self) -> str:
         return f"{self.scheme}://{self.target}"
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from kvtransfer.books import CANCELLED, TransferCounts
 from kvtransfer.channel import Channel, ChannelClosed
 from kvtransfer.errors import (
     IntegrityError,
     KVTransferError,
     ProtocolError,
+    SharedMemoryFull,
     SourceUnreachable,
     TransferAborted,
     TransferTimeout,
@@ -37,6 +39,7 @@ from kvtransfer.messages import (
 )
 from kvtransfer.payload import as_array, check_header, check_payload
 from kvtransfer.protocol import FROM_SOURCE, State, next_state
+from kvtransfer.route import Route
 from kvtransfer.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -85,19 +88,21 @@ class Fetch:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Channel]],
+        route: Route,
         layout: KVLayout,
         transfer_id: bytes,
         from_token: int,
         *,
         admit_timeout_s: float | None,
         stall_timeout_s: float,
+        on_closed: Callable[[Fetch], None] = lambda _: None,
     ) -> None:
         self.state = State.CONNECTED
-        self._connect = connect
+        self._route = route
         self._layout = layout
         self._admit_timeout_s = admit_timeout_s
         self._stall_timeout_s = stall_timeout_s
+        self._on_closed = on_closed
         self._transfer_id = transfer_id
         self._from_token = from_token
         self._channel: Channel | None = None
@@ -105,8 +110,10 @@ class Fetch:
         self._admitted: Admitted | None = None
         self._expected = 0  # first token of the next chunk to arrive
         self._arrived: deque[Frame] = deque()
+        self._moved = False  # a chunk has arrived
         self._open: set[Chunk] = set()  # handed out and not released
         self._trailer: bytes | None = None
+        self._pulled_at: float | None = None  # loop time, while the transfer runs
         self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run())
@@ -147,6 +154,8 @@ class Fetch:
         if self._admitted is not None and not 0 <= self._expected <= self._admitted.tokens:
             raise ValueError(f"from_token {self._expected} of {self._admitted.tokens} tokens")
         self._say(Pull(self._expected))
+        self._counts.skipped_tokens += self._expected
+        self._pulled_at = asyncio.get_running_loop().time()
         while True:
             try:
                 await self._watch.until(
@@ -186,7 +195,33 @@ class Fetch:
     def _complete(self) -> bool:
         return self.state is State.ENDED and not self._arrived and self._watch.failure is None
 
+    @property
+    def transport(self) -> str:
+        """The one it uses, or has tried last."""
+        return self._route.transport
+
+    @property
+    def _counts(self) -> TransferCounts:
+        return self._route.books.of(self._route.transport)
+
+    def _count_end(self, done: bool) -> None:
+        failure = self._watch.failure
+        if isinstance(failure, KVTransferError):
+            self._counts.failed(failure.code)
+        elif done:
+            self._counts.transfers += 1
+        else:
+            self._counts.failed(CANCELLED)
+
+    def _count_time(self) -> None:
+        """The transfer has ended, or breaks off; once."""
+        if self._pulled_at is not None:
+            self._counts.seconds += asyncio.get_running_loop().time() - self._pulled_at
+            self._pulled_at = None
+
     async def _close(self, done: bool) -> None:
+        self._count_time()
+        self._count_end(done)
         if self._watch.failure is None:
             self._say(Done() if done else Cancel())
             if not done:
@@ -204,34 +239,53 @@ class Fetch:
         if self._channel is not None:
             # Now that no chunk keeps its memory mapped.
             await self._channel.close(idle=self.state is State.RELEASED)
+        self._on_closed(self)
 
     async def _run(self) -> None:
-        writer: asyncio.Task[None] | None = None
         try:
-            self._channel = await self._connect()
-            self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
-            writer = asyncio.create_task(self._write(self._channel))
+            again = True
+            while again:
+                self._channel = await self._route.connect()
+                again = await self._talk(self._channel)
+        except Exception as error:
+            self._fail_by(error)
+
+    async def _talk(self, channel: Channel) -> bool:
+        """Claims by `channel` and takes in what comes, to its end; True: try the next endpoint."""
+        self.state, self._outbox = State.CONNECTED, asyncio.Queue()
+        self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
+        writer = asyncio.create_task(self._write(channel))
+        try:
             while self.state is not State.RELEASED:
-                self._on_frame(await self._channel.recv())
+                try:
+                    frame = await channel.recv()
+                except (ChannelClosed, KVTransferError):
+                    # Before it has moved anything, it would most likely fail so again.
+                    if self.state is State.STREAMING and not self._moved:
+                        self._route.avoid()
+                    raise
+                self._on_frame(frame)
         except ChannelClosed as error:
+            # Not answered yet: the source may never have had the claim, and tells the next one
+            # that the transfer is over if it had.
+            if self.state is State.CLAIMED and self._route.has_more:
+                self._route.broke(error)
+                return True
             # Once all has arrived the source may go (its lease ran out): nothing is lost.
             if self.state not in (State.ENDED, State.DONE):
                 self._fail(SourceUnreachable(f"the connection to the source broke: {error}"))
-        except KVTransferError as error:
-            self._fail(error)
         except Exception as error:
-            log.exception("fetching KV failed")
-            self._fail(TransferAborted(f"the fetch failed: {error!r}"))
+            self._fail_by(error)
         finally:
             try:
-                if writer is not None:
-                    self._outbox.put_nowait(None)
-                    await asyncio.wait([writer], timeout=LAST_WORDS_S)
-                    writer.cancel()
-                    await asyncio.gather(writer, return_exceptions=True)
+                self._outbox.put_nowait(None)
+                await asyncio.wait([writer], timeout=LAST_WORDS_S)
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
             finally:  # a close that has lost patience cancels the wait above as well
-                if self._channel is not None and self.state is not State.RELEASED:
-                    await self._channel.close()
+                if self.state is not State.RELEASED:
+                    await channel.close()
+        return False
 
     def _say(self, message: Message) -> None:
         if self._watch.failure is None:
@@ -242,6 +296,12 @@ class Fetch:
         with suppress(ChannelClosed):  # the receiving side reports it
             while (message := await self._outbox.get()) is not None:
                 await channel.send(message)
+
+    def _fail_by(self, error: Exception) -> None:
+        if not isinstance(error, KVTransferError):
+            log.error("fetching KV failed", exc_info=error)
+            error = TransferAborted(f"the fetch failed: {error!r}")
+        self._fail(error)
 
     def _fail(self, error: KVTransferError) -> KVTransferError:
         if not self.state.over:
@@ -256,6 +316,7 @@ class Fetch:
         return self._fail(error)
 
     def _on_frame(self, frame: Frame) -> None:
+        self._route.answered()
         message = frame.message
         if not isinstance(message, FROM_SOURCE):
             raise ProtocolError(f"{type(message).__name__} is not a source's message")
@@ -263,7 +324,10 @@ class Fetch:
             return  # a lease that ran out after all had arrived
         self.state = next_state(self.state, message)
         if isinstance(message, Failed):
-            raise error_from_wire(message.code, message.message)
+            error = error_from_wire(message.code, message.message)
+            if isinstance(error, SharedMemoryFull):
+                self._route.avoid()
+            raise error
         if isinstance(message, Admitted):
             self._admitted = message
         elif isinstance(message, ChunkHeader):
@@ -278,6 +342,9 @@ class Fetch:
         if len(self._arrived) + len(self._open) >= self._admitted.window:
             raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
         self._expected = chunk.stop
+        self._moved = True
+        self._counts.chunks += 1
+        self._counts.bytes += self._layout.bytes_per_token * (chunk.stop - chunk.start)
         self._arrived.append(frame)
 
     def _on_end(self, end: End) -> None:
@@ -287,6 +354,7 @@ class Fetch:
                 f"the source ended at token {self._expected} of {self._admitted.tokens}"
             )
         self._trailer = end.trailer
+        self._count_time()
 
     def _open_chunk(self, frame: Frame) -> Chunk:
         header = frame.message
@@ -297,6 +365,7 @@ class Fetch:
             try:
                 check_payload(header, arrays)
             except IntegrityError as error:
+                self._route.avoid()
                 raise self._give_up(error) from None
             arrays = list(map(as_array, arrays, header.arrays))
         chunk = Chunk(header.start, header.stop, arrays, self._on_release)

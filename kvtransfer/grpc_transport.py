@@ -95,6 +95,8 @@ class _ByteChannel(CallChannel):
 
 
 class _SourceChannel(_ByteChannel):
+    transport = "grpc"
+
     def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
         runs = list(runs_of(arrays))
         header = replace(chunk, checksum=checksum(runs))

@@ -49,6 +49,8 @@ class _ArrayChannel(CallChannel):
 
 
 class _SourceChannel(_ArrayChannel):
+    transport = "jax"
+
     async def recv(self) -> Frame:
         return Frame(decode_bare(await self.read()))
 

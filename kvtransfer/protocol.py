@@ -23,6 +23,9 @@ ends the connection and nothing else. The states' names are also those of fault 
     streaming, ended
                 → pull               unchanged   repeated: ignored
 
+A reader whose connection breaks in `claimed`, unanswered, may claim once more by another
+endpoint; later the transfer is lost with its connection.
+
 A claim may come before the source knows the transfer: it then waits in `claimed`. The
 source's lease starts when the owner has computed everything and is renewed by each pull,
 ack and renew; it never runs while the source itself is at work.

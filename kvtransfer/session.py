@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvtransfer.books import WITHDRAWN
 from kvtransfer.channel import ChannelClosed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
@@ -79,6 +80,8 @@ class Session:
         # Every slot is free, held by a read, or held by the reader until its ack.
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
+        self._counts = source.books.of(channel.transport)
+        self._pulled_at: float | None = None  # loop time, while the transfer runs
         self._sending: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
@@ -86,6 +89,15 @@ class Session:
     def working(self) -> bool:
         """True while the reader waits for a read of the owner's, not the other way round."""
         return any(not read.task.done() for read in self._reads)
+
+    @property
+    def transport(self) -> str:
+        return self._channel.transport
+
+    @property
+    def reads(self) -> int:
+        """Chunks being read, or read and not yet sent."""
+        return len(self._reads)
 
     def wake(self) -> None:
         """Something about the transfer has changed."""
@@ -135,7 +147,38 @@ class Session:
             # A transfer without a cause was withdrawn: the owner has let it go already.
             if self._transfer is not None and cause is not None:
                 self._source.release(self._transfer, cause)
+            self._count_end(cause, error)
             await self._say_goodbye(error, receiver)
+
+    def _count_end(self, cause: ReleaseCause | None, error: KVTransferError | None) -> None:
+        if self._claim is None and not isinstance(error, ProtocolError):
+            return  # a connection that was kept, and no transfer
+        self._count_time()
+        if cause is ReleaseCause.DONE:
+            self._counts.transfers += 1
+        elif cause is None:
+            self._counts.failed(WITHDRAWN)
+        elif cause is ReleaseCause.FAILED and error is not None:
+            self._counts.failed(error.code)
+        else:
+            self._counts.failed(cause.value)
+
+    def _count_chunk(self, chunk: ChunkHeader) -> None:
+        size = self._source.layout.bytes_per_token * (chunk.stop - chunk.start)
+        self._counts.chunks += 1
+        self._counts.bytes += size
+        if self._transfer is not None and self._transfer.trailer is None:
+            self._counts.overlap_bytes += size
+
+    def _count_time(self) -> None:
+        """The transfer has ended, or breaks off; once."""
+        if self._pulled_at is None or self._transfer is None:
+            return
+        now = asyncio.get_running_loop().time()
+        computed_at = now if self._transfer.trailer is None else self._transfer.finished_at
+        self._counts.seconds += now - self._pulled_at
+        self._counts.overlap_seconds += max(0.0, computed_at - self._pulled_at)
+        self._pulled_at = None
 
     async def _say_goodbye(
         self, error: KVTransferError | None, receiver: asyncio.Task[None]
@@ -179,6 +222,7 @@ class Session:
         await self._watch.until(lambda: transfer.trailer is not None)
         assert transfer.trailer is not None
         await self._say(End(transfer.trailer))
+        self._count_time()
         await self._watch.until(lambda: self.state is State.DONE)
 
     async def _find(self) -> Transfer:
@@ -234,6 +278,7 @@ class Session:
         packed = self._channel.pack(*read.task.result())
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
+        self._count_chunk(packed.header)
         await self._deliver(packed.header, self._channel.send_chunk(packed))
 
     async def _say(self, message: Message) -> None:
@@ -281,6 +326,8 @@ class Session:
                     f"pull from token {message.from_token} of {self._transfer.total}"
                 )
             self._cursor = message.from_token
+            self._counts.skipped_tokens += message.from_token
+            self._pulled_at = asyncio.get_running_loop().time()
         elif isinstance(message, Ack):
             # Only of chunks that were sent, and once each; anything else is late or forged.
             slot = self._unacknowledged.pop(message.chunk, None)

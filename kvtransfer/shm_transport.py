@@ -52,6 +52,7 @@ async def _read_message(stream: UnixStream) -> Message:
 class _SourceChannel:
     """The source's end of one connection."""
 
+    transport = "shm"
     on_device = False
 
     def __init__(self, stream: UnixStream, slots: int, slot_bytes: int) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from kvtransfer.books import NO_TRANSPORT, WITHDRAWN, TransferBooks, TransferCounts
 from kvtransfer.channel import SourceChannel
 from kvtransfer.errors import KVTransferError, ProtocolError, TransferAborted, UnknownTransfer
 from kvtransfer.frames import MAX_PAYLOAD_BYTES
@@ -22,6 +23,7 @@ from kvtransfer.messages import (
     MAX_TRANSFER_ID_BYTES,
     MAX_WINDOW,
 )
+from kvtransfer.protocol import State
 from kvtransfer.session import Session
 from kvtransfer.transfer import ReleaseCause, Transfer
 
@@ -77,6 +79,7 @@ class KVSource:
         self.chunk_tokens = chunk_tokens
         self.claim_wait_s = claim_wait_s
         self.window = window
+        self.books = TransferBooks()
         self._lease_s = lease_s
         self._on_release = on_release
         self._transfers: dict[bytes, Transfer] = {}
@@ -127,6 +130,7 @@ class KVSource:
             if transfer.trailer is None:
                 transfer.computed = transfer.total
                 transfer.trailer = trailer
+                transfer.finished_at = asyncio.get_running_loop().time()
                 self._start_lease(transfer)
                 self._changed(transfer)
 
@@ -139,12 +143,22 @@ class KVSource:
         if transfer := self._transfers.get(transfer_id):
             error = TransferAborted(message)
             self._forget(transfer, error)
-            if transfer.session is not None:
+            if transfer.session is None:
+                self.books.of(NO_TRANSPORT).failed(WITHDRAWN)
+            else:
                 transfer.session.end(None, error)
 
     def active(self) -> int:
         """Transfers offered and not yet released or withdrawn."""
         return len(self._transfers)
+
+    def counts(self) -> dict[str, TransferCounts]:
+        """What has been served so far and what is under way, by transport."""
+        counts = self.books.snapshot()
+        for session in self._sessions:
+            counts[session.transport].waiting += session.state is State.ADMITTED
+            counts[session.transport].reads += session.reads
+        return counts
 
     async def close(self) -> None:
         """Withdraws every transfer and waits until every session has ended."""
@@ -224,6 +238,7 @@ class KVSource:
         if transfer.deadline > asyncio.get_running_loop().time():
             self._watch_lease(transfer)
         elif session is None:
+            self.books.of(NO_TRANSPORT).failed(ReleaseCause.LEASE_EXPIRED.value)
             self.release(transfer, ReleaseCause.LEASE_EXPIRED)
         else:
             session.lease_expired(self._lease_s)

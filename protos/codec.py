@@ -25,6 +25,8 @@ from engine.types import (
     TokenLogprobs,
 )
 from protos import worker_pb2 as wire
+from protos.errors import WireError
+from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -47,10 +49,6 @@ _FAILURE = {
     FailureCode.TRANSFER: wire.FAILURE_TRANSFER,
 }
 _FAILURE_BACK = {number: code for code, number in _FAILURE.items()}
-
-
-class WireError(ValueError):
-    """A message that no peer of this version sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +88,17 @@ class RejectedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """A decoded Step. `load` is None when the message carries none."""
+    """A decoded Step. `load` is None when the message carries none.
+
+    `transfers` is empty when they are what the worker told last.
+    """
 
     deltas: tuple[TokenDelta, ...]
     failures: tuple[Failure, ...]
     rejected: tuple[RejectedAttempt, ...]
     load: Load | None
     draining: bool
+    transfers: Transfers
 
 
 # ---- tokens ----
@@ -330,7 +332,7 @@ def encode_rejected(attempt: AttemptId, reason: str) -> wire.Rejected:
     return wire.Rejected(request_id=attempt.request_id, attempt=attempt.attempt, reason=reason)
 
 
-def encode_load(load: Load, *, draining: bool) -> wire.Load:
+def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Load:
     return wire.Load(
         waiting=load.waiting,
         running=load.running,
@@ -341,7 +343,9 @@ def encode_load(load: Load, *, draining: bool) -> wire.Load:
         exported_blocks=load.exported_blocks,
         step_age_s=load.step_age_s,
         compiles=load.compiles,
+        export_limited=load.export_limited,
         draining=draining,
+        transfers=encode_transfers(transfers),
     )
 
 
@@ -352,7 +356,7 @@ def decode_step(message: wire.Step) -> StepUpdate:
         m = message.load
         load = Load(
             m.waiting, m.running, m.waiting_tokens, m.free_blocks, m.cached_blocks,
-            m.running_blocks, m.exported_blocks, m.step_age_s, m.compiles,
+            m.running_blocks, m.exported_blocks, m.step_age_s, m.compiles, m.export_limited,
         )  # fmt: skip
     return StepUpdate(
         tuple(decode_delta(t) for t in message.tokens),
@@ -370,4 +374,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         ),
         load,
         message.load.draining,
+        decode_transfers(message.load.transfers),
     )

@@ -27,6 +27,7 @@ from protos.codec import (
     encode_welcome,
 )
 from protos.outbox import Outbox, OutboxFull
+from protos.transfer_codec import Transfers
 
 log = logging.getLogger("hexserve.session")
 
@@ -45,6 +46,9 @@ class WorkerService(Protocol):
 
     def load(self) -> Load:
         """The load now."""
+
+    def transfers(self) -> Transfers:
+        """What has been counted of KV transfers since the start; a copy."""
 
 
 class _Session:
@@ -200,10 +204,15 @@ class SessionServer:
 
     async def _write(self, context: grpc.aio.ServicerContext, session: _Session) -> None:
         wait_s = 0.0  # a router must not weigh a worker by no load at all
+        told: Transfers = {}
         while True:
             step = await session.outbox.take(wait_s)
             wait_s = LOAD_INTERVAL_S
-            step.load.CopyFrom(encode_load(self._service.load(), draining=self._draining))
+            transfers = self._service.transfers()
+            news = {} if transfers == told else transfers
+            load = encode_load(self._service.load(), draining=self._draining, transfers=news)
+            step.load.CopyFrom(load)
+            told = transfers
             await context.write(wire.Up(step=step))
 
     def handler(self) -> grpc.GenericRpcHandler:

@@ -226,7 +226,7 @@ class Rejected(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,8 @@ class Load(_message.Message):
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     COMPILES_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_LIMITED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -247,7 +249,46 @@ class Load(_message.Message):
     step_age_s: float
     draining: bool
     compiles: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ...) -> None: ...
+    export_limited: bool
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferCounts]
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ...) -> None: ...
+
+class TransferCounts(_message.Message):
+    __slots__ = ("transport", "roles", "transfers", "chunks", "bytes", "seconds", "skipped_tokens", "overlap_bytes", "overlap_seconds", "fallbacks", "waiting", "reads", "failures")
+    class FailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    roles: int
+    transfers: int
+    chunks: int
+    bytes: int
+    seconds: float
+    skipped_tokens: int
+    overlap_bytes: int
+    overlap_seconds: float
+    fallbacks: int
+    waiting: int
+    reads: int
+    failures: _containers.ScalarMap[str, int]
+    def __init__(self, transport: _Optional[str] = ..., roles: _Optional[int] = ..., transfers: _Optional[int] = ..., chunks: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., skipped_tokens: _Optional[int] = ..., overlap_bytes: _Optional[int] = ..., overlap_seconds: _Optional[float] = ..., fallbacks: _Optional[int] = ..., waiting: _Optional[int] = ..., reads: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class BlockEvents(_message.Message):
     __slots__ = ("added", "evicted")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """Sums over the open workers; the four kinds of KV blocks are all blocks there are."""
+    """Sums over the open workers; every one of `total_blocks` is of one of the four kinds."""
 
     running: int
     waiting: int
@@ -16,6 +16,13 @@ class PoolLoad:
     cached_blocks: int
     running_blocks: int
     exported_blocks: int
+    total_blocks: int
+
+    @property
+    def unaccounted_blocks(self) -> int:
+        """Blocks that nobody owns, or, below 0, that two do; 0 in sound workers."""
+        known = self.free_blocks + self.cached_blocks + self.running_blocks + self.exported_blocks
+        return self.total_blocks - known
 
     @property
     def kv_cache_usage(self) -> float:

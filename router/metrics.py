@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.load import PoolLoad
+from router.transfers import TransferCollector, TransferTotals
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -49,6 +50,10 @@ class RouterMetrics:
             state: blocks.labels(**self._labels, state=state)
             for state in ("free", "cached", "running", "exported")
         }
+        self._unaccounted_blocks = self._gauge(
+            "hexserve:kv_blocks_unaccounted",
+            "KV blocks less those of hexserve:kv_blocks; 0 in sound workers.",
+        )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._ttft = self._histogram(
@@ -87,6 +92,11 @@ class RouterMetrics:
         self._blocks["cached"].set(load.cached_blocks)
         self._blocks["running"].set(load.running_blocks)
         self._blocks["exported"].set(load.exported_blocks)
+        self._unaccounted_blocks.set(load.unaccounted_blocks)
+
+    def export_transfers(self, totals: TransferTotals) -> None:
+        """Render `totals` from now on, as they are at the time; once."""
+        self.registry.register(TransferCollector(totals, self._labels))
 
     def set_cache_config(self, *, block_size: int, num_blocks: int) -> None:
         """Set what a worker's KV cache holds; replaces what was set before."""

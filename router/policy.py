@@ -26,8 +26,12 @@ def decode_cost(worker: Worker) -> float:
 
 
 def choose_prefill(workers: Iterable[Worker], rng: random.Random) -> Worker | None:
-    """The worker with the fewest prompt tokens ahead, then the fewest sequences."""
-    return _least([((prefill_cost(w), w.sequences), w) for w in workers], rng)
+    """The worker with the fewest prompt tokens ahead, then the fewest sequences.
+
+    One that waits for its exports to be fetched comes last: its queue does not move.
+    """
+    costs = [((w.load.export_limited, prefill_cost(w), w.sequences), w) for w in workers]
+    return _least(costs, rng)
 
 
 def choose_decode(workers: Iterable[Worker], rng: random.Random) -> Worker | None:
@@ -40,9 +44,7 @@ def choose_colocated(workers: Iterable[Worker], rng: random.Random) -> Worker | 
     return _least([((decode_cost(w), prefill_cost(w)), w) for w in workers], rng)
 
 
-def _least(
-    costs: Sequence[tuple[tuple[float, float], Worker]], rng: random.Random
-) -> Worker | None:
+def _least(costs: Sequence[tuple[tuple[float, ...], Worker]], rng: random.Random) -> Worker | None:
     if not costs:
         return None
     least = min(cost for cost, _ in costs)

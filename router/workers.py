@@ -12,6 +12,7 @@ from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
+from router.transfers import TransferTotals
 
 log = logging.getLogger("hexserve.router")
 
@@ -62,6 +63,8 @@ class WorkerPool:
 
     All that are used serve the same model, that of the first to be there. The session of one
     that serves another is kept, for when no worker of the first model is left.
+
+    `transfers` sums what the workers have counted of KV transfers, lost workers included.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -72,6 +75,7 @@ class WorkerPool:
         self._left_out: dict[WorkerSession, WorkerInfo] = {}
         self._listener: WorkerListener | None = None
         self._on_load = on_load
+        self.transfers = TransferTotals()
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._closing = False
@@ -133,6 +137,7 @@ class WorkerPool:
             cached_blocks=sum(load.cached_blocks for load in loads),
             running_blocks=sum(load.running_blocks for load in loads),
             exported_blocks=sum(load.exported_blocks for load in loads),
+            total_blocks=sum(w.info.limits.num_blocks for w in self._workers.values()),
         )
 
     def describe(self) -> list[dict[str, Any]]:
@@ -152,6 +157,7 @@ class WorkerPool:
             "running": load.running,
             "waiting": load.waiting,
             "compiles_after_ready": load.compiles,
+            "export_limited": load.export_limited,
             "blocks": {
                 "total": worker.info.limits.num_blocks,
                 "free": load.free_blocks,
@@ -188,6 +194,8 @@ class WorkerPool:
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         worker = self._workers.get(session)
+        if worker is not None and update.transfers:
+            self.transfers.take(worker.address, worker.info.epoch, update.transfers)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:
@@ -199,6 +207,7 @@ class WorkerPool:
         worker = self._workers.pop(session, None)
         if worker is None:
             return
+        self.transfers.gone(worker.address)
         if not self._closing:
             log.warning("worker %s is lost: %s", session.address, reason)
             if self._left_out and not self._workers:

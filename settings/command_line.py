@@ -70,6 +70,7 @@ def _deployment(
         http=_http(values, environment, as_hex_llm=as_hex_llm),
         topology=_topology(values),
         worker_distributed_method=values.worker_distributed_method,
+        kv_transports=values.kv_transports,
         log_level=_log_level(values, environment),
         cache=environment.cache,
         jax_platforms=environment.jax_platforms,

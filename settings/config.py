@@ -65,7 +65,8 @@ class EngineConfig:
     """How a worker's engine batches and how much KV it holds.
 
     The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
-    `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own.
+    `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own;
+    `max_exported_fraction` is engine.limits'.
     """
 
     tensor_parallel_size: int = 1
@@ -82,6 +83,7 @@ class EngineConfig:
     num_blocks: int | None = None
     block_size: int = 32
     max_queued_requests: int = 1024
+    max_exported_fraction: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,8 @@ class ServeConfig:
     """A whole deployment on this machine.
 
     `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
-    between mp and thread to the launcher; `jax_platforms` "" leaves the choice to jax;
-    `visible_devices` are those of settings.environment.
+    between mp and thread to the launcher; `kv_transports` are WorkerConfig's; `jax_platforms`
+    "" leaves the choice to jax; `visible_devices` are those of settings.environment.
     """
 
     model: ModelConfig
@@ -142,6 +144,7 @@ class ServeConfig:
     log_level: str
     cache: Path
     worker_distributed_method: str | None = None
+    kv_transports: tuple[str, ...] | None = None
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

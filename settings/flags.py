@@ -209,8 +209,14 @@ TRANSFER = Group(
             "between processes, grpc",
             _transports,
         ),
+        Flag(
+            "max_exported_fraction",
+            "share of a prefill worker's KV blocks that may wait for decode workers, prompts "
+            "being computed included; beyond it no more are begun",
+            _share, 0.5,
+        ),
     ),
-)
+)  # fmt: skip
 
 TOPOLOGY = Group(
     "topology",

@@ -46,7 +46,7 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner",
+        "runner", "exports",
     )
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import works_in_threads
+from deploy.local import check_transports, works_in_threads
 from deploy.processes import plan_processes, plan_threads
 from deploy.router import listen
 from deploy.signals import in_daemon_thread, unless_stopped
@@ -77,6 +77,27 @@ def test_threads_are_the_choice_on_a_tpu_host_that_disaggregates(
     method: str | None, topology: Topology | None, kind: str, expected: bool
 ) -> None:
     assert works_in_threads(method, topology, kind) is expected
+
+
+@pytest.mark.parametrize(
+    ("transports", "topology", "in_threads", "reached"),
+    [
+        (None, "1,1", False, True),
+        (("device",), "1,1", True, True),
+        (("device", "grpc"), "1,1", False, True),
+        (("shm",), "1,1", False, True),
+        (("device",), "1,1", False, False),
+        (("device",), None, True, False),
+    ],
+)
+def test_the_device_transport_alone_needs_workers_in_one_process(
+    transports: tuple[str, ...] | None, topology: str | None, in_threads: bool, reached: bool
+) -> None:
+    refused = contextlib.nullcontext() if reached else pytest.raises(ConfigError, match="thread")
+    with refused:
+        check_transports(
+            transports, Topology.parse(topology) if topology else None, in_threads=in_threads
+        )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -44,6 +44,16 @@ def change_config(folder: Path, **changes: object) -> None:
         (SERVE, ["--model=fake", "--disagg_topo=3"], "--disagg_topo=3: two whole numbers"),
         (SERVE, ["--model=fake", "--disagg_topo=0,1"], "--disagg_topo=0,1: at least 1"),
         (SERVE, ["--model=fake", "--enable-lora"], "--enable_lora=true is not supported yet"),
+        (
+            SERVE,
+            [
+                "--model=fake",
+                "--disagg_topo=1,1",
+                "--worker_distributed_method=mp",
+                "--kv_transports=device",
+            ],
+            "--kv_transports=device reaches no other process",
+        ),
         (HEX_LLM, ["--model=fake", "--num_hosts=2"], "--num_hosts=2 is not supported yet"),
         (SERVE, ["--model=fake", "--host=192.0.2.1"], "--host=192.0.2.1"),
         (SERVE, ["--model=/no/such/folder"], "/no/such/folder: no such folder"),
@@ -56,7 +66,7 @@ def test_a_launcher_refuses_before_it_starts_workers(
 ) -> None:
     launcher = launch(*command, *flags)
     assert_refused(launcher, 2, f"hexserve: {message}")
-    assert "process" not in launcher.output
+    assert ": process " not in launcher.output
 
 
 def test_a_port_in_use_is_refused_before_workers_start(launch: Launch) -> None:
@@ -64,7 +74,7 @@ def test_a_port_in_use_is_refused_before_workers_start(launch: Launch) -> None:
         port = taken.getsockname()[1]
         launcher = launch(*HEXSERVE, "serve", "--model=fake", f"--port={port}")
         assert_refused(launcher, 2, f"hexserve: --host=127.0.0.1 --port={port}: Address already")
-        assert "process" not in launcher.output
+        assert ": process " not in launcher.output
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.deploy.conftest import Launch
@@ -14,8 +17,10 @@ from tests.deploy.launch import (
     STOP_S,
     Launched,
     complete,
+    completion_body,
     expected_tokens,
     get,
+    kill,
     wait_until,
 )
 
@@ -74,15 +79,65 @@ def test_a_router_finds_its_workers_when_they_come(
     assert list(scratch.iterdir()) == []
 
 
-def test_a_worker_that_comes_back_is_used_again(launch: Launch, scratch: Path) -> None:
-    addresses = [f"unix:{scratch}/{name}.sock" for name in ("p", "d")]
-    router = launch(*module("router", f"--workers={','.join(addresses)}", "--port=0"))
+class Request:
+    """A completion with a prompt of many chunks, asked for on a thread."""
+
+    PROMPT = PROMPT * 5000
+
+    def __init__(self, url: str) -> None:
+        self.answer: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._ask, args=(url,), daemon=True)
+        self._thread.start()
+
+    def _ask(self, url: str) -> None:
+        body = completion_body(self.PROMPT, 5)
+        self.answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30, trust_env=False)
+
+    def end(self, timeout_s: float) -> httpx.Response:
+        self._thread.join(timeout_s)
+        assert self.answer is not None, f"no answer within {timeout_s} s"
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("transport", "victim"),
+    [("shm", "prefill"), ("shm", "decode"), ("jax", "prefill"), ("grpc", "decode")],
+)
+def test_a_worker_that_is_killed_in_a_transfer_leaves_nothing_and_is_used_again(
+    launch: Launch, scratch: Path, transport: str, victim: str
+) -> None:
+    addresses = {role: f"unix:{scratch}/{role}.sock" for role in ("prefill", "decode")}
+
+    def start(role: str) -> Launched:
+        flags = f"--address={addresses[role]}", f"--kv_transports={transport}"
+        return launch(*module(f"{role}_worker", *flags))
+
+    def blocks(role: str) -> dict[str, int]:
+        workers = get(url, "/health").json()["workers"]
+        (worker,) = [w for w in workers if w["address"] == addresses[role]]
+        found: dict[str, int] = worker.get("blocks", {})
+        return found
+
+    router = launch(*module("router", f"--workers={','.join(addresses.values())}", "--port=0"))
     url = listening_url(router)
-    launch(*module("prefill_worker", f"--address={addresses[0]}"))
-    first = launch(*module("decode_worker", f"--address={addresses[1]}"))
+    workers = {role: start(role) for role in addresses}
     wait_until(lambda: get(url, "/ping").status_code == 200, "both are known")
-    first.stop(signal.SIGKILL)
-    wait_until(lambda: get(url, "/ping").status_code == 503, "the loss is known")
-    launch(*module("decode_worker", f"--address={addresses[1]}"))
+    assert complete(url, PROMPT, 5) == expected_tokens(PROMPT, 5)
+
+    kill(workers["decode"].pid, signal.SIGSTOP)  # it is sent the order and does not read it
+    request = Request(url)
+    wait_until(lambda: blocks("prefill")["exported"] > 0, "the KV waits to be fetched")
+    if victim == "prefill":
+        kill(workers["decode"].pid, signal.SIGCONT)
+    workers[victim].stop(signal.SIGKILL)
+    assert request.end(timeout_s=2).status_code in (200, 500, 503)
+    (other,) = workers.keys() - {victim}
+    wait_until(lambda: blocks(other)["free"] == blocks(other)["total"], "its blocks are free", 2)
+    start(victim)
     wait_until(lambda: get(url, "/ping").status_code == 200, "the new one is known")
     assert complete(url, PROMPT, 5) == expected_tokens(PROMPT, 5)
+    for role in addresses:
+        series = f'completed_total.*role="{role}",transport="{transport}"}} [12]\\.0'
+        wait_until(
+            lambda series=series: re.search(series, get(url, "/metrics").text), "it is counted", 2
+        )

@@ -64,10 +64,10 @@ class CheckedEngine(Engine):
 
 
 def make_engine(
-    num_blocks: int = 16, block_size: int = 4, runner: Runner | None = None, **limits: int
+    num_blocks: int = 16, block_size: int = 4, runner: Runner | None = None, **limits: float
 ) -> Engine:
     """An engine of the fake model, unless there is a `runner`."""
-    scheduler = CheckedScheduler(Limits(**LIMITS | limits), BlockPool(num_blocks, block_size))
+    scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), BlockPool(num_blocks, block_size))
     return CheckedEngine(scheduler, runner or FakeRunner(num_blocks, block_size, VOCAB))
 
 

@@ -48,12 +48,21 @@ class Job:
 class Handoffs:
     """Two prefill and two decode engines, and what moves KV between them.
 
-    With `eager`, decode workers queue every sequence at once, as they must not.
+    With `eager`, decode workers queue every sequence at once, as they must not. `fraction` is
+    what the prefill workers may export.
     """
 
-    def __init__(self, jobs: list[Job], decode_order: list[int], blocks: int, eager: bool) -> None:
-        limits = {"max_waiting": len(jobs), "max_model_len": 16}
-        self.prefill = [make_engine(blocks, BLOCK_SIZE, **limits) for _ in range(2)]
+    def __init__(
+        self,
+        jobs: list[Job],
+        decode_order: list[int],
+        blocks: int,
+        eager: bool,
+        fraction: float = 1.0,
+    ) -> None:
+        limits: dict[str, float] = {"max_waiting": len(jobs), "max_model_len": 16}
+        exports = limits | {"max_exported_fraction": fraction}
+        self.prefill = [make_engine(blocks, BLOCK_SIZE, **exports) for _ in range(2)]
         self.decode = [make_engine(blocks, BLOCK_SIZE, **limits) for _ in range(2)]
         self.jobs = jobs
         self.computed: Counter[int] = Counter()
@@ -143,9 +152,13 @@ def job_lists() -> st.SearchStrategy[list[Job]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(jobs=job_lists(), blocks=st.integers(4, 6))
-def test_all_requests_end_with_a_few_blocks(jobs: list[Job], blocks: int) -> None:
-    handoffs = Handoffs(jobs, [], blocks, eager=False)
+@given(
+    jobs=job_lists(),
+    blocks=st.integers(4, 6),
+    fraction=st.sampled_from([0.01, 0.25, 0.5, 0.75, 1.0]),
+)
+def test_all_requests_end_with_a_few_blocks(jobs: list[Job], blocks: int, fraction: float) -> None:
+    handoffs = Handoffs(jobs, [], blocks, eager=False, fraction=fraction)
     handoffs.run(rounds=60 * len(jobs))
     for number in range(len(jobs)):
         asked = handoffs.request(number, Role.DECODE)
@@ -161,6 +174,7 @@ def test_reserving_before_the_prefill_is_admitted_would_lock_up() -> None:
     eager = Handoffs(jobs, [5, 4, 3, 2, 1, 0], blocks=4, eager=True)
     eager.run(rounds=400)
     assert not eager.done
-    patient = Handoffs(jobs, [], blocks=4, eager=False)
-    patient.run(rounds=400)
-    assert len(patient.done) == 6
+    for fraction in (1.0, 0.01):
+        patient = Handoffs(jobs, [], blocks=4, eager=False, fraction=fraction)
+        patient.run(rounds=400)
+        assert len(patient.done) == 6

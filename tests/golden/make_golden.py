@@ -35,11 +35,11 @@ import transformers
 NEW_TOKENS = 64
 MIN_GAP = 0.003
 TOP = 5
-WANTED = 20
+WANTED = 21
 ATTEMPTS = 8  # texts tried for one length
 LENGTHS = (1, 2, 3, 5, 8, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129)
-LENGTHS += (255, 256, 257, 400, 511, 512, 513, 800, 1024, 1200, 1500)
-MUST_HAVE = (1, 1500)
+LENGTHS += (255, 256, 257, 400, 511, 512, 513, 800, 1024, 1200, 1500, 1984)
+MUST_HAVE = (1, 1500, 1984)
 CHATS = 3
 TARGET = pathlib.Path(__file__).with_name("smollm2.json")
 

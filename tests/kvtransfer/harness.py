@@ -19,6 +19,7 @@ import numpy as np
 from kvtransfer import (
     SERVER_OPTIONS,
     ArraySpec,
+    Chunk,
     Fetch,
     KVLayout,
     KVSink,
@@ -166,6 +167,12 @@ class Link:
         return count
 
 
+async def rest(chunks: AsyncIterator[Chunk]) -> None:
+    """Takes what is left, unseen."""
+    async for chunk in chunks:
+        chunk.release()
+
+
 async def claimed(link: Link) -> None:
     """Waits until the source has the claim of the one connection there is."""
     await eventually(lambda: any(s.state is State.CLAIMED for s in link.source._sessions))
@@ -238,6 +245,7 @@ async def linked(
 class Pipe:
     """One end of an in-memory channel, for tests that play the other end by hand."""
 
+    transport = "shm"
     on_device = False
 
     def __init__(self) -> None:

@@ -32,7 +32,6 @@ from kvtransfer.payload import array_headers, chunk_header
 LAYOUT = KVLayout("t", (ArraySpec("k", "bfloat16", 2, 4, 8), ArraySpec("v", "float32", 2, 4, 8)))
 TOKENS, PADDED = 5, 6
 ROOT = Path(__file__).parents[2]
-ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -108,15 +107,23 @@ async def test_a_source_that_dies_is_noticed() -> None:
         await end(1).pull(parked[1], array_headers(LAYOUT, TOKENS))
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "nowhere", "a:b", "x" * 300 + ":1"])
+async def test_a_transfer_server_that_is_not_there_is_noticed_at_once(address: str) -> None:
+    async with asyncio.timeout(2):
+        with pytest.raises(SourceUnreachable, match="no transfer server at"):
+            await end(1).pull(Parked(1, address, 1, PADDED), array_headers(LAYOUT, TOKENS))
+
+
 async def test_a_pull_that_does_not_return_is_given_up_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a stand-in: a real one would end the test run with an abort."""
     release = threading.Event()
+    parked = replace(PARKED, address=end(4)._server.address())
     monkeypatch.setattr(array_transfer, "PULL_S", 0.05)
     monkeypatch.setattr(ArrayTransfer, "_pull", lambda *_: release.wait(30))
     with pytest.raises(TransferTimeout, match=r"not pulled within 0\.05 s"):
-        await end(2).pull(PARKED, array_headers(LAYOUT, TOKENS))
+        await end(2).pull(parked, array_headers(LAYOUT, TOKENS))
     release.set()
 
 

@@ -22,7 +22,9 @@ from kvtransfer import (
     TransferAborted,
     TransferTimeout,
 )
+from kvtransfer.books import TransferBooks
 from kvtransfer.channel import ChannelClosed
+from kvtransfer.endpoints import Endpoint
 from kvtransfer.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -38,6 +40,7 @@ from kvtransfer.messages import (
 )
 from kvtransfer.payload import as_bytes, checksum, chunk_header
 from kvtransfer.protocol import TRANSITIONS, State
+from kvtransfer.route import AvoidedEndpoints, Route
 from tests.kvtransfer.harness import CHUNK, LAYOUT, Owner, Pipe
 
 A = b"transfer-a"
@@ -45,10 +48,11 @@ CLAIM = Claim(PROTOCOL_VERSION, A, 0, LAYOUT)
 
 
 def open_fetch(pipe: Pipe, *, stall_timeout_s: float = 5.0) -> Fetch:
-    async def connect() -> Pipe:
+    async def connect(_: Endpoint) -> Pipe:
         return pipe
 
-    return Fetch(connect, LAYOUT, A, 0, admit_timeout_s=5.0, stall_timeout_s=stall_timeout_s)
+    route = Route([Endpoint("shm", "/pipe")], "", connect, AvoidedEndpoints(1.0), TransferBooks())
+    return Fetch(route, LAYOUT, A, 0, admit_timeout_s=5.0, stall_timeout_s=stall_timeout_s)
 
 
 def forge_chunk(start: int, stop: int, slot: int = 0) -> tuple[ChunkHeader, list[memoryview]]:

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import socket
+from contextlib import suppress
 
 import grpc.aio
 import pytest
@@ -28,9 +29,9 @@ from kvtransfer import (
 )
 from kvtransfer.endpoints import parse_endpoint, ranked
 from kvtransfer.errors import ProtocolError
-from kvtransfer.frames import MAX_HEADER_BYTES, PREFIX, decode_frame, encode_frame, encode_header
+from kvtransfer.frames import encode_frame, encode_header
 from kvtransfer.grpc_transport import METHOD, SERVICE
-from kvtransfer.messages import PROTOCOL_VERSION, Claim, Failed, Pull, SegmentOpened
+from kvtransfer.messages import PROTOCOL_VERSION, Claim, Pull, SegmentOpened
 from kvtransfer.shm_segment import Segment, SegmentView
 from kvtransfer.shm_transport import IDLE_CONNECTIONS, ShmConnector
 from tests.kvtransfer.harness import (
@@ -39,6 +40,7 @@ from tests.kvtransfer.harness import (
     MIXED,
     Link,
     Owner,
+    decode_arrays,
     eventually,
     linked,
     serving,
@@ -47,14 +49,6 @@ from tests.kvtransfer.harness import (
 
 A = b"transfer-a"
 B = b"transfer-b"
-GARBAGE = [
-    b"\x00",
-    b"\xff" * 64,
-    PREFIX.pack(MAX_HEADER_BYTES + 1),
-    PREFIX.pack(3) + b"\xc1\xc1\xc1",
-    PREFIX.pack(1) + b"\x90",
-    b"GET / HTTP/1.1\r\n\r\n",
-]
 
 
 def new_source(**options) -> KVSource:
@@ -62,43 +56,16 @@ def new_source(**options) -> KVSource:
     return KVSource(LAYOUT, owner.read, owner.on_release, chunk_tokens=CHUNK, **options)
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-async def test_shm_socket_survives_garbage(garbage):
-    async with linked("shm") as link:
-        path = link.uris[0].removeprefix("shm://")
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(garbage)
-        writer.write_eof()
-        await reader.read()  # until the source hangs up
-        writer.close()
-        await writer.wait_closed()
-        link.publish(A, 10)
-        await link.receive(link.fetch(A), A)
-
-
-@pytest.mark.parametrize("garbage", GARBAGE)
-async def test_grpc_survives_garbage(garbage):
-    async with linked("grpc") as link:
-        target = link.uris[0].removeprefix("grpc://")
-        async with grpc.aio.insecure_channel(target) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            await call.write(garbage)
-            failed = decode_frame(await call.read()).message
-            assert isinstance(failed, Failed)
-            assert failed.code == "protocol"
-        link.publish(A, 10)
-        await link.receive(link.fetch(A), A)
-
-
 @pytest.mark.parametrize(
     "uri",
     [
         "shm:///nowhere/kv.sock", "grpc+unix:///nowhere/kv.sock", "grpc://127.0.0.1:1",
+        "jax+unix:///nowhere/kv.sock", "jax://127.0.0.1:1",
         "device://another-process/prefill-0", device_uri("nobody"),
     ],
 )  # fmt: skip
 async def test_unreachable(uri):
-    sink = KVSink(LAYOUT)
+    sink = KVSink(LAYOUT, arrays=decode_arrays())
     fetch = sink.fetch([uri], A)
     async with asyncio.timeout(2):
         with pytest.raises(SourceUnreachable, match=re.escape(uri)):
@@ -177,12 +144,22 @@ async def test_shm_socket_file_and_folder():
             await serve_shm(new_source(), path)
 
 
+def segment_descriptors() -> set[str]:
+    """The open descriptors of shared segments; others come and go with gRPC's threads."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            if "memfd:hexserve-kv" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                found.add(descriptor)
+    return found
+
+
 async def test_shm_memory_full(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with linked("shm") as link:
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = segment_descriptors()
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             link.publish(A, 10)
@@ -193,7 +170,7 @@ async def test_shm_memory_full(monkeypatch):
             await fetch.close(done=False)
         assert link.owner.released == [(A, ReleaseCause.FAILED)]
         await eventually(lambda: not link.source._sessions)
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert segment_descriptors() <= descriptors
         link.publish(B, 10)
         await link.receive(link.fetch(B), B)
 

@@ -15,11 +15,19 @@ from tests.deploy.launch import HEXSERVE, Launched
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2.json"
 PLACEMENTS = {
     "colocated": (),
-    **{topology: (f"--disagg_topo={topology}",) for topology in ("1,1", "2,1", "1,2", "3,1")},
+    **{topology: (f"--disagg_topo={topology}",) for topology in ("2,1", "1,2", "3,1")},
+    **{
+        f"1,1 by {transport}": ("--disagg_topo=1,1", f"--kv_transports={transport}")
+        for transport in ("shm", "jax", "grpc")
+    },
+    "1,1 by device": (
+        "--disagg_topo=1,1",
+        "--worker_distributed_method=thread",
+        "--kv_transports=device",
+    ),
     # Nine heads and three KV heads: both sizes fill up with empty ones.
     "1,1 on 2 devices each": ("--disagg_topo=1,1", "--tensor_parallel_size=2"),
     "colocated on 4 devices": ("--tensor_parallel_size=4",),
-    "1,1 in one process": ("--disagg_topo=1,1", "--worker_distributed_method=thread"),
 }
 # Fewer programs than by default: a start without a compile cache takes less of the test's time.
 FLAGS = (

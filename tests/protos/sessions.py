@@ -30,6 +30,7 @@ from protos.codec import (
 )
 from protos.session_client import WorkerSession
 from protos.session_server import SERVICE, SessionServer
+from protos.transfer_codec import Transfers
 
 INFO = WorkerInfo(7, Role.DECODE, ModelLimits("m", 97, 64, 4, 50, 4), ("grpc://h:1",))
 
@@ -56,6 +57,7 @@ class ScriptedWorker:
         self.started: list[StartOrder] = []
         self.aborted: list[AttemptId] = []
         self.told = Load(waiting=3, free_blocks=11)
+        self.counted: Transfers = {}
 
     def start(self, order: StartOrder) -> None:
         self.started.append(order)
@@ -65,6 +67,9 @@ class ScriptedWorker:
 
     def load(self) -> Load:
         return self.told
+
+    def transfers(self) -> Transfers:
+        return self.counted
 
 
 class Listener:

@@ -25,11 +25,14 @@ from engine.types import (
     TokenDelta,
     TokenLogprobs,
 )
+from kvtransfer.books import CAUSES, COUNTED, TransferCounts
 from protos import codec
 from protos import worker_pb2 as wire
 from protos.codec import RejectedAttempt, StartOrder, WireError, WorkerInfo
+from protos.transfer_codec import Transfers
 
 U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
 ids = st.builds(AttemptId, st.text(min_size=1, max_size=40), U32)
 token_lists = st.lists(U32, max_size=20).map(tuple)
 some_tokens = st.lists(U32, min_size=1, max_size=20).map(tuple)
@@ -86,6 +89,17 @@ def deltas(draw: st.DrawFn) -> TokenDelta:
     return TokenDelta(SequenceId(draw(ids), draw(U32)), draw(U32), tokens, logprobs, finish)
 
 
+transfers = st.dictionaries(
+    st.tuples(st.sampled_from([Role.PREFILL, Role.DECODE]), st.sampled_from(COUNTED)),
+    st.builds(
+        TransferCounts,
+        U64, U64, U64, st.floats(0, 1e9), U64, U64, st.floats(0, 1e9), U64, U32, U32,
+        st.dictionaries(st.sampled_from(sorted(CAUSES)), U64, max_size=4),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
 def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
@@ -123,31 +137,67 @@ def test_a_welcome_comes_back(info: WorkerInfo) -> None:
     st.lists(deltas(), max_size=3),
     st.lists(st.builds(Failure, ids, st.sampled_from(FailureCode), st.text(max_size=20))),
     st.lists(st.builds(RejectedAttempt, ids, st.text(max_size=20))),
-    st.builds(Load, U32, U32, st.integers(0, 2**64 - 1), U32, U32, U32, U32, f32(0, 1e6)),
+    st.builds(Load, U32, U32, st.integers(0, 2**64 - 1), U32, U32, U32, U32, f32(0, 1e6), U32,
+             st.booleans()),
     st.booleans(),
-)
+    transfers,
+)  # fmt: skip
 def test_a_step_comes_back(
     tokens: list[TokenDelta],
     failures: list[Failure],
     rejected: list[RejectedAttempt],
     load: Load,
     draining: bool,
+    transfers: Transfers,
 ) -> None:
     step = wire.Step(
         tokens=[codec.encode_delta(d) for d in tokens],
         failed=[codec.encode_failure(f) for f in failures],
         rejected=[codec.encode_rejected(r.attempt, r.reason) for r in rejected],
-        load=codec.encode_load(load, draining=draining),
+        load=codec.encode_load(load, draining=draining, transfers=transfers),
     )
     update = codec.decode_step(over_the_wire(step))
     assert update.deltas == tuple(tokens)
     assert update.failures == tuple(failures)
     assert update.rejected == tuple(rejected)
     assert (update.load, update.draining) == (load, draining)
+    assert update.transfers == transfers
 
 
 def test_a_step_without_a_load_tells_none() -> None:
-    assert codec.decode_step(wire.Step()).load is None
+    update = codec.decode_step(wire.Step())
+    assert (update.load, update.transfers) == (None, {})
+
+
+def told_transfers(**fields: object) -> wire.Step:
+    counts = {"transport": "shm", "roles": Role.PREFILL.value, **fields}
+    return wire.Step(load=wire.Load(transfers=[wire.TransferCounts(**counts)]))
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (told_transfers(transport="pigeon"), "transport 'pigeon'"),
+        (told_transfers(transport="x" * 10_000), "transport 'x{32}' "),
+        (told_transfers(roles=0), "roles=0"),
+        (told_transfers(roles=3), "roles=3"),
+        (told_transfers(failures={"bad luck": 1}), "cause"),
+        (told_transfers(seconds=math.nan), "nan"),
+        (told_transfers(overlap_seconds=-1.0), "-1.0"),
+        (told_transfers(seconds=math.inf), "inf"),
+    ],
+)
+def test_wrong_transfer_counts_are_refused(step: wire.Step, named: str) -> None:
+    codec.decode_step(told_transfers())
+    with pytest.raises(WireError, match=named):
+        codec.decode_step(step)
+
+
+def test_transfer_counts_that_repeat_are_refused() -> None:
+    step = told_transfers()
+    step.load.transfers.add().CopyFrom(step.load.transfers[0])
+    with pytest.raises(WireError, match="repeats"):
+        codec.decode_step(step)
 
 
 def a_start() -> wire.Start:

@@ -19,10 +19,12 @@ from engine.types import (
     SequenceId,
     TokenDelta,
 )
+from kvtransfer import TransferCounts
 from protos import outbox, session_client, session_server
 from protos import worker_pb2 as wire
 from protos.codec import PROTOCOL_VERSION, RejectedAttempt, encode_welcome
 from protos.session_server import SERVICE, SessionServer
+from protos.transfer_codec import Transfers
 from tests.protos.sessions import (
     INFO,
     Router,
@@ -247,6 +249,25 @@ async def test_load_comes_though_nothing_happens(monkeypatch: pytest.MonkeyPatch
         assert mine.session.load == worker.told
         worker.told = Load(waiting=9)
         await eventually(lambda: mine.session.load == worker.told)
+
+
+async def test_transfers_are_told_when_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_server, "LOAD_INTERVAL_S", 0.01)
+    one = {(Role.PREFILL, "shm"): TransferCounts(bytes=5)}
+    async with serving() as (address, worker, _), router(address) as mine:
+
+        def told() -> list[Transfers]:
+            return [update.transfers for update in mine.heard.updates if update.transfers]
+
+        await eventually(lambda: len(mine.heard.updates) >= 2)
+        assert told() == []
+        worker.counted = one
+        seen = len(mine.heard.updates)
+        await eventually(lambda: len(mine.heard.updates) >= seen + 4)
+        assert told() == [one]
+        async with router(address, "another") as late:
+            await eventually(lambda: bool(late.heard.updates))
+            assert late.heard.updates[0].transfers == one
 
 
 async def silent(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:

@@ -113,6 +113,7 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
             cached_blocks=10,
             running_blocks=7,
             exported_blocks=3,
+            total_blocks=41,
         )
     )
     response = await client.get("/metrics")
@@ -138,6 +139,8 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     for state, blocks in {"free": 20, "cached": 10, "running": 7, "exported": 3}.items():
         name = f'hexserve:kv_blocks{{engine="0",model_name="org/model",state="{state}"}}'
         assert float(lines[name]) == blocks
+    unaccounted = 'hexserve:kv_blocks_unaccounted{engine="0",model_name="org/model"}'
+    assert float(lines[unaccounted]) == 1
     config = 'vllm:cache_config_info{block_size="16",engine="0",model_name="org/model",'
     assert float(lines[config + 'num_gpu_blocks="100"}']) == 1
     ttft = 'vllm:time_to_first_token_seconds_bucket{engine="0",le="2560.0",'

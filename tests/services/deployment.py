@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,8 +143,8 @@ class Member:
         await self.host.close()
 
 
-def build(num_blocks: int, step_s: float, **limits: int) -> BuiltEngine:
-    defaults = {
+def build(num_blocks: int, step_s: float, **limits: float) -> BuiltEngine:
+    defaults: dict[str, float] = {
         "max_seqs": 4,
         "max_prefill_seqs": 2,
         "max_batch_tokens": MAX_MODEL_LEN + 4,
@@ -174,11 +174,24 @@ def roles_of(topology: str) -> list[tuple[str, Role]]:
 class Deployment:
     """Workers, and the dispatcher that speaks to them over Unix sockets."""
 
-    def __init__(self, members: dict[str, Member], pool: WorkerPool, dispatcher: Dispatcher):
+    def __init__(
+        self,
+        members: dict[str, Member],
+        pool: WorkerPool,
+        dispatcher: Dispatcher,
+        start: Callable[[str, Role], Awaitable[Member]],
+    ) -> None:
         self.members = members
         self.pool = pool
         self.dispatcher = dispatcher
+        self._start = start
         self._ids = itertools.count()
+
+    async def revive(self, name: str) -> None:
+        """Start a worker that was killed once more, and wait until the router has found it."""
+        self.members[name] = await self._start(name, self.members[name].host._roles)
+        async with asyncio.timeout(5):
+            await self.pool.wait_until_all_open()
 
     def __getitem__(self, name: str) -> Member:
         return self.members[name]
@@ -229,8 +242,8 @@ async def deployment(
     num_blocks: int = 64,
     step_s: float = 0.0,
     seed: int = 1,
-    only: dict[str, dict[str, int]] | None = None,
-    **limits: int,
+    only: dict[str, dict[str, float]] | None = None,
+    **limits: float,
 ) -> AsyncIterator[Deployment]:
     """All its workers are ready. At the end every engine must be whole and every socket gone.
 
@@ -238,23 +251,26 @@ async def deployment(
     """
     folder = Path(tempfile.mkdtemp(prefix="hs-"))  # short, and of mode 0700
     members: dict[str, Member] = {}
-    addresses = []
     pool = None
+
+    async def start(name: str, roles: Role) -> Member:
+        address = parse_address(f"unix:{folder}/{name}.sock", None, transports, name)
+        built = build(num_blocks, step_s, **limits | (only or {}).get(name, {}))
+        arrays = array_transfer(roles) if "jax" in transports else None
+        host = WorkerHost(built, roles, address, transports, arrays)
+        members[name] = Member(name, host, built.runner, built)
+        await host.open()
+        return members[name]
+
     try:
         for name, roles in roles_of(topology):
-            address = parse_address(f"unix:{folder}/{name}.sock", None, transports, name)
-            built = build(num_blocks, step_s, **limits | (only or {}).get(name, {}))
-            arrays = array_transfer(roles) if "jax" in transports else None
-            host = WorkerHost(built, roles, address, transports, arrays)
-            members[name] = Member(name, host, built.runner, built)
-            await host.open()
-            addresses.append(address.grpc)
-        pool = WorkerPool(addresses, lambda _: None)
+            await start(name, roles)
+        pool = WorkerPool([f"unix:{folder}/{name}.sock" for name in members], lambda _: None)
         dispatcher = Dispatcher(pool, seed)
         pool.open()
         async with asyncio.timeout(5):
             await pool.wait_until_all_open()
-        yield Deployment(members, pool, dispatcher)
+        yield Deployment(members, pool, dispatcher, start)
     finally:
         for member in members.values():
             member.runner.open()

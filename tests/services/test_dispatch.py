@@ -93,7 +93,7 @@ class Scene:
         def kind(which: type) -> tuple:
             return tuple(item for item in items if isinstance(item, which))
 
-        update = StepUpdate(kind(TokenDelta), kind(Failure), kind(RejectedAttempt), None, False)
+        update = StepUpdate(kind(TokenDelta), kind(Failure), kind(RejectedAttempt), None, False, {})
         self.dispatcher.stepped(worker, update)  # type: ignore[arg-type]
 
     def whole(self) -> bool:

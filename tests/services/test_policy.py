@@ -43,6 +43,13 @@ def test_prefill_goes_where_the_fewest_tokens_are_ahead() -> None:
     assert choose_prefill([told, sent, few], rng()) is sent
 
 
+def test_prefill_goes_past_a_worker_whose_exports_are_not_fetched() -> None:
+    limited = FakeWorker(Load(export_limited=True))
+    busy = FakeWorker(Load(waiting_tokens=5000))
+    assert choose_prefill([limited, busy], rng()) is busy
+    assert choose_prefill([limited], rng()) is limited
+
+
 def test_decode_goes_to_the_emptiest_batch_or_pool() -> None:
     full_batch = FakeWorker(Load(running=7, free_blocks=100))
     full_pool = FakeWorker(Load(running=1, free_blocks=10, running_blocks=90))

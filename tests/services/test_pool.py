@@ -91,3 +91,4 @@ async def test_the_load_of_all_workers_is_their_sum() -> None:
         assert (load.free_blocks, load.cached_blocks) == (70, 10)
         assert (load.running_blocks, load.exported_blocks) == (15, 5)
         assert load.kv_cache_usage == 0.2
+        assert (load.total_blocks, load.unaccounted_blocks) == (100, 0)

@@ -48,6 +48,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "revision": ("main", "main"), "served_model_name": ("m", "m"),
     "max_queued_requests": ("7", 7), "address": ("unix:/a/b", "unix:/a/b"),
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),
+    "max_exported_fraction": ("0.25", 0.25),
     "workers": ("unix:/a, h:1", ("unix:/a", "h:1")),
 }  # fmt: skip
 """Flag → text on the command line and the value it means."""
@@ -151,6 +152,8 @@ def test_what_is_not_there_yet_is_refused_by_name(argument: str, shown: str) -> 
         ("--hbm_utilization_factor=1.01", "at most 1"),
         ("--hbm_utilization_factor=nan", "at most 1"),
         ("--hbm_utilization_factor=x", "'x': a number"),
+        ("--max_exported_fraction=0", "above 0"),
+        ("--max_exported_fraction=1.5", "at most 1"),
         ("--dtype=int8", "float32"),
         ("--load_format=pt", "dummy"),
         ("--log_level=loud", "DEBUG, INFO"),

@@ -1,0 +1,51 @@
+"""Prefills whose KV other workers fetch, and how much of the pool they may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from engine.sequence import Sequence, SequenceState
+
+
+class Exports:
+    """By transfer id, from the prefill's admission until its KV has been fetched.
+
+    Together they hold at most `most_blocks`; one alone may hold more. What they hold comes back
+    as readers fetch it, which no admission here can hold up: so whatever waits for that is
+    admitted in the end.
+    """
+
+    def __init__(self, most_blocks: int) -> None:
+        self._most_blocks = most_blocks
+        self._sequences: dict[bytes, Sequence] = {}
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def get(self, transfer_id: bytes) -> Sequence | None:
+        return self._sequences.get(transfer_id)
+
+    def add(self, sequence: Sequence) -> None:
+        self._sequences[sequence.request.transfer_id] = sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        if self._sequences.get(sequence.request.transfer_id) is sequence:
+            del self._sequences[sequence.request.transfer_id]
+
+    def has_room(self, blocks: int) -> bool:
+        """Whether a prefill of so many blocks may be admitted beside the others."""
+        return not self._sequences or self._held + blocks <= self._most_blocks
+
+    @property
+    def full(self) -> bool:
+        return not self.has_room(1)
+
+    def check_owners(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError when they are not those of `sequences` that export KV."""
+        states = (SequenceState.PREFILLING, SequenceState.EXPORTED)
+        wanted = {s.id for s in sequences if s.state in states and not s.decodes_here}
+        assert wanted == {s.id for s in self}, "the exports differ"
+
+    @property
+    def _held(self) -> int:
+        return sum(len(sequence.blocks) for sequence in self)
