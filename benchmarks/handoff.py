@@ -10,6 +10,8 @@ handoff  Long prompts, one at a time. Prefill gives the first token, decode the 
 ITL      Streams decode while long prompts come one by one. A gap between two tokens of a stream
          is busy if it touches the time from a prompt's sending to its second token, else quiet.
 
+A token is an event that carries text: where one completes no character, a gap spans two steps.
+
 Exit status: 0; 1 when a request fails or, with --check, when a target is missed: handoff under
 10% of TTFT (median), busy ITL p99 at most 1.5 times the quiet median or 1.15 times the quiet
 p99, whichever is more.
@@ -84,6 +86,8 @@ class Figures:
 
     def missed(self) -> list[str]:
         """One line for each target that is not kept."""
+        if not (self.handoffs and self.quiet and self.busy):
+            return ["too little was measured: no long prompt, or no quiet or no busy gap"]
         lines = []
         if self.share >= MOST_SHARE:
             lines.append(f"handoff: {self.share:.1%} of TTFT, target under {MOST_SHARE:.0%}")
@@ -216,7 +220,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.handoff", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--url", required=True)
-    parser.add_argument("--prompts", type=int, default=8, help="of each part; default 8")
+    parser.add_argument("--prompts", type=_positive, default=8, help="of each part; default 8")
     parser.add_argument("--prompt_tokens", type=int, default=2000)
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds")
     parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds")
@@ -224,6 +228,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ ends the connection and nothing else. The states' names are also those of fault 
     ended       → ack                ended
     ended       → done               done        reader has everything
     done        ← released           released    source has released its blocks
-    any but terminal
+    any before done
                 → cancel, or the connection breaks
                                      cancelled
-                ← error              failed      the owner withdrew, the lease expired, ...
+                ← error              failed      the owner withdrew, the lease expired, ...;
+                                                 no failure to a reader that has everything
     claimed, admitted, streaming, ended
                 → renew              unchanged   renews the lease while the reader has no room
     streaming, ended

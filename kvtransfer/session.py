@@ -26,6 +26,7 @@ from kvtransfer.messages import (
     Cancel,
     ChunkHeader,
     Claim,
+    Done,
     End,
     Failed,
     Message,
@@ -67,10 +68,12 @@ class Session:
     may keep the connection for the reader's next transfer.
     """
 
-    def __init__(self, source: KVSource, channel: SourceChannel) -> None:
+    def __init__(self, source: KVSource, channel: SourceChannel, kept: bool) -> None:
+        """`kept`: the connection has served a transfer, and perhaps no other will come."""
         self.state = State.CONNECTED
         self._source = source
         self._channel = channel
+        self._kept = kept
         self._watch = Watch()
         self._ending: tuple[ReleaseCause | None, KVTransferError | None] | None = None
         self._claim: Claim | None = None
@@ -151,8 +154,8 @@ class Session:
             await self._say_goodbye(error, receiver)
 
     def _count_end(self, cause: ReleaseCause | None, error: KVTransferError | None) -> None:
-        if self._claim is None and not isinstance(error, ProtocolError):
-            return  # a connection that was kept, and no transfer
+        if self._claim is None and self._kept and error is None:
+            return  # no transfer
         self._count_time()
         if cause is ReleaseCause.DONE:
             self._counts.transfers += 1
@@ -194,8 +197,8 @@ class Session:
                     if self._sending is not None:
                         await self._sending
                     await self._channel.send(Failed(error.code, str(error)[:MAX_TEXT_CHARS]))
-                    # The reader hangs up when it has read that. If this end did so first,
-                    # grpc.aio's reader could see the end of the call before the message.
+                    # The reader answers by hanging up, or by what it was about to say last. If
+                    # this end hung up first, grpc.aio's reader could see that before the message.
                     await receiver
         except (ChannelClosed, TimeoutError):
             log.debug("the reader was gone before it could be told: %s", error)
@@ -230,7 +233,10 @@ class Session:
         try:
             await self._watch.until(lambda: self._claim is not None, source.claim_wait_s)
         except TimeoutError:
-            raise TransferTimeout(f"no claim within {source.claim_wait_s:g} s") from None
+            if self._claim is None:  # else it came in the same moment
+                if self._kept:
+                    raise ChannelClosed("the connection was kept for nothing") from None
+                raise TransferTimeout(f"no claim within {source.claim_wait_s:g} s") from None
         claim = self._claim
         assert claim is not None
         if claim.layout != source.layout:
@@ -274,7 +280,8 @@ class Session:
 
     async def _send_chunk(self, read: _Read) -> None:
         # Packed only now, so that the first chunk leaves before the next one is copied. On the
-        # loop: it takes less than to wake another thread and be woken by it.
+        # loop: of the usual 3 MiB it takes half a millisecond, and another thread would have to
+        # wait for the interpreter twice.
         packed = self._channel.pack(*read.task.result())
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
@@ -298,8 +305,10 @@ class Session:
         try:
             while not self.state.over:
                 message = (await self._channel.recv()).message
-                if self._ending is not None:
-                    continue  # only waiting for the reader to hang up
+                if self._ending is not None:  # only waiting for the reader's last word
+                    if isinstance(message, Done | Cancel):
+                        return
+                    continue
                 try:
                     self._on_message(message)
                 except ProtocolError as error:

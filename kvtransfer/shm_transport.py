@@ -41,7 +41,10 @@ MAX_PATH_BYTES = 107
 """What fits a Unix socket's address on Linux, its closing zero byte aside."""
 
 IDLE_CONNECTIONS = 4
-"""As many are kept to each source."""
+"""As many are kept to each source, each with its segment."""
+IDLE_S = 5.0
+"""As long is a connection kept for. A source gives it up later, after its `claim_wait_s`, so
+that no claim meets its end."""
 
 
 async def _read_message(stream: UnixStream) -> Message:
@@ -165,6 +168,7 @@ class ShmConnector:
 
     def __init__(self) -> None:
         self._idle: dict[str, list[_ReaderChannel]] = {}
+        self._timers: dict[_ReaderChannel, asyncio.TimerHandle] = {}
         self._closed = False
 
     async def connect(self, path: str) -> _ReaderChannel:
@@ -189,8 +193,10 @@ class ShmConnector:
             channel.hang_up()
             return
         self._idle.setdefault(path, []).append(channel)
-        # A source says nothing between two transfers: it ends the connection, or is gone.
-        channel.on_readable(partial(self._drop, path, channel))
+        # Between two transfers a source can only end the connection, or go.
+        drop = partial(self._drop, path, channel)
+        channel.on_readable(drop)
+        self._timers[channel] = asyncio.get_running_loop().call_later(IDLE_S, drop)
 
     def _take(self, path: str, channel: _ReaderChannel) -> None:
         idle = self._idle[path]
@@ -198,6 +204,7 @@ class ShmConnector:
         if not idle:
             del self._idle[path]
         channel.on_readable(None)
+        self._timers.pop(channel).cancel()
 
     def _drop(self, path: str, channel: _ReaderChannel) -> None:
         self._take(path, channel)
@@ -245,8 +252,10 @@ class ShmServer:
 
     async def _serve(self, channel: _SourceChannel) -> None:
         """One connection's transfers, one after the other."""
+        kept = False
         while not (channel.closed or self._closing):
-            session = self._source.serve(channel)
+            session = self._source.serve(channel, kept=kept)
+            kept = True
             self._sessions.add(session)
             await session.task
             self._sessions.discard(session)

@@ -161,7 +161,10 @@ class KVSource:
         return counts
 
     async def close(self) -> None:
-        """Withdraws every transfer and waits until every session has ended."""
+        """Withdraws every transfer and waits until every session has ended.
+
+        Close the transports first: they go on to accept connections.
+        """
         for transfer_id in list(self._transfers):
             self.withdraw(transfer_id, "the source is shutting down")
         for session in list(self._sessions):
@@ -170,9 +173,13 @@ class KVSource:
 
     # The transports' and the sessions' side.
 
-    def serve(self, channel: SourceChannel) -> Session:
-        """Serves one connection in a task of its own and closes the channel after it."""
-        session = Session(self, channel)
+    def serve(self, channel: SourceChannel, *, kept: bool = False) -> Session:
+        """Serves one transfer in a task of its own and closes the channel after it.
+
+        `kept`: the channel has served another and was kept. It is closed without a word when
+        nothing is claimed within `claim_wait_s`.
+        """
+        session = Session(self, channel, kept)
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
         return session

@@ -12,7 +12,7 @@ CMAKE = Path(__file__).parents[2] / "engine" / "kernels" / "cpu" / "cmake"
 OBJECTS = {
     path.relative_to(CMAKE / "CMakeFiles").parts[0].removesuffix(".dir"): path
     for source in ("isa", "amx")
-    for path in CMAKE.rglob(f"{source}.cc.o")
+    for path in (CMAKE / "CMakeFiles").rglob(f"{source}.cc.o")
 }
 """By the name of the instruction set."""
 

@@ -13,6 +13,7 @@ from kvtransfer import (
     TransferAborted,
     TransferTimeout,
 )
+from kvtransfer.fetch import CONFIRM_S
 from kvtransfer.protocol import State
 from tests.kvtransfer.harness import (
     CHUNK,
@@ -230,3 +231,13 @@ async def test_source_that_shuts_down(transport):
         with pytest.raises(TransferAborted, match="shutting down"):
             await anext(chunks)
         await fetch.close(done=False)
+
+
+async def test_a_lease_that_ends_beside_done_holds_nobody_up(transport):
+    async with linked(transport) as link:
+        fetch, _ = await reach(link, State.ENDED)
+        (session,) = link.source._sessions
+        session.lease_expired(30)
+        async with asyncio.timeout(CONFIRM_S / 2):  # the longest wait for what does not come
+            await fetch.close(done=True)
+        assert fetch.state is State.DONE

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import socket
+import time
 from contextlib import suppress
 
 import grpc.aio
@@ -252,6 +253,28 @@ async def test_shm_keeps_a_few_connections_while_their_source_lives():
         await source.close()
     assert segments() == set()
     await eventually(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+
+
+async def test_shm_claim_by_a_kept_connection_in_the_moment_of_its_end():
+    async with linked("shm", claim_wait_s=0.05) as link:
+        link.publish(A, 10)
+        await link.receive(link.fetch(A), A)
+        link.publish(B, 10)
+        fetch = link.fetch(B)
+        await eventually(lambda: not link.sink._shm._idle)  # taken
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251  (the source's loop is held up beyond its patience)
+        await link.receive(fetch, B)
+
+
+async def test_shm_reader_ends_a_kept_connection_before_its_source_does(monkeypatch):
+    monkeypatch.setattr("kvtransfer.shm_transport.IDLE_S", 0.01)
+    async with linked("shm", claim_wait_s=60.0) as link:
+        link.publish(A, 10)
+        await link.receive(link.fetch(A), A)
+        await eventually(lambda: not link.source._sessions)
+        assert not link.sink._shm._idle
+        assert not link.source.counts()["shm"].failures
 
 
 async def test_shm_idle_connection_ends_when_nothing_is_claimed():
