@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc.aio
 import numpy as np
+import uvloop
 
 from kvtransfer import (
     SERVER_OPTIONS,
@@ -117,4 +118,4 @@ async def _main(folder: Path, mib: int, transfers: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 CONFIRM_S = 1.0
 """How long a close waits for the source to take note of `done`."""
+ACK_SHARE = 0.25
+"""Of the window: as much credit is given back at once."""
 LAST_WORDS_S = 0.25
 """How long the end of a connection waits for messages not yet sent."""
 
@@ -112,6 +114,7 @@ class Fetch:
         self._arrived: deque[Frame] = deque()
         self._moved = False  # a chunk has arrived
         self._open: set[Chunk] = set()  # handed out and not released
+        self._unsaid: list[int] = []  # released and not yet acknowledged
         self._trailer: bytes | None = None
         self._pulled_at: float | None = None  # loop time, while the transfer runs
         self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -339,7 +342,8 @@ class Fetch:
     def _on_chunk(self, chunk: ChunkHeader, frame: Frame) -> None:
         assert self._admitted is not None
         check_header(self._layout, chunk, self._expected, self._admitted.tokens)
-        if len(self._arrived) + len(self._open) >= self._admitted.window:
+        held = len(self._arrived) + len(self._open) + len(self._unsaid)
+        if held >= self._admitted.window:
             raise ProtocolError(f"more than {self._admitted.window} chunks without an ack")
         self._expected = chunk.stop
         self._moved = True
@@ -374,5 +378,12 @@ class Fetch:
 
     def _on_release(self, chunk: Chunk) -> None:
         self._open.discard(chunk)
-        if self.state in (State.STREAMING, State.ENDED):  # otherwise too late to matter
-            self._say(Ack(chunk.start))
+        if self.state is not State.STREAMING:
+            return  # nothing more is to come that would need the credit
+        assert self._admitted is not None
+        self._unsaid.append(chunk.start)
+        held = len(self._open) + len(self._arrived) + len(self._unsaid)
+        # Several at once, as each message wakes the source; but never is it left without credit.
+        if len(self._unsaid) >= self._admitted.window * ACK_SHARE or held == self._admitted.window:
+            self._say(Ack(tuple(self._unsaid)))
+            self._unsaid.clear()

@@ -84,9 +84,9 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Reader: I no longer look at the chunk that began at token `chunk`."""
+    """Reader: I no longer look at the chunks that began at these tokens."""
 
-    chunk: int
+    chunks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +199,14 @@ class _Fields:
             raise self._bad(name, f"must be a list of {low} to {high} items")
         return value
 
-    def integers(self, name: str, count: int) -> list[int]:
-        values = self.items(name, count, count)
+    def integers(self, name: str, low: int, high: int) -> list[int]:
+        values = self.items(name, low, high)
         if any(type(v) is not int or not 0 <= v <= MAX_TOKENS for v in values):
             raise self._bad(name, "must hold non-negative integers")
         return values
 
     def span(self, name: str) -> tuple[int, int]:
-        low, high = self.integers(name, 2)
+        low, high = self.integers(name, 2, 2)
         if low >= high:
             raise self._bad(name, f"must be a range that is not empty, got [{low}, {high})")
         return low, high
@@ -282,7 +282,7 @@ def _array_spec(body: object) -> ArraySpec:
 
 def _array_header(body: object) -> ArrayHeader:
     fields = _Fields("array of a chunk", body, "name dtype shape nbytes")
-    layers, tokens, heads, width = fields.integers("shape", 4)
+    layers, tokens, heads, width = fields.integers("shape", 4, 4)
     return ArrayHeader(
         fields.text("name"),
         fields.text("dtype"),
@@ -343,11 +343,12 @@ def _bare(name: str, message: Message) -> Callable[[dict], Message]:
     return parse
 
 
-def _token(name: str, field: str, build: Callable[[int], Message]) -> Callable[[dict], Message]:
-    def parse(body: dict) -> Message:
-        return build(_Fields(name, body, field).integer(field, 0, MAX_TOKENS))
+def _pull(body: dict) -> Pull:
+    return Pull(_Fields("pull", body, "from_token").integer("from_token", 0, MAX_TOKENS))
 
-    return parse
+
+def _ack(body: dict) -> Ack:
+    return Ack(tuple(_Fields("ack", body, "chunks").integers("chunks", 1, MAX_WINDOW)))
 
 
 def _end(body: dict) -> End:
@@ -372,10 +373,10 @@ _NAMES: dict[type, str] = {
 _PARSERS: dict[str, Callable[[dict], Message]] = {
     "claim": _claim,
     "admitted": _admitted,
-    "pull": _token("pull", "from_token", Pull),
+    "pull": _pull,
     "renew": _bare("renew", Renew()),
     "chunk": _chunk,
-    "ack": _token("ack", "chunk", Ack),
+    "ack": _ack,
     "end": _end,
     "done": _bare("done", Done()),
     "released": _bare("released", Released()),

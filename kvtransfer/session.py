@@ -339,9 +339,8 @@ class Session:
             self._pulled_at = asyncio.get_running_loop().time()
         elif isinstance(message, Ack):
             # Only of chunks that were sent, and once each; anything else is late or forged.
-            slot = self._unacknowledged.pop(message.chunk, None)
-            if slot is not None:
-                self._free.append(slot)
+            slots = (self._unacknowledged.pop(chunk, None) for chunk in message.chunks)
+            self._free += [slot for slot in slots if slot is not None]
         elif isinstance(message, Cancel):
             self.end(ReleaseCause.READER_LOST)
         if self._transfer is not None:

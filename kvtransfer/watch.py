@@ -27,12 +27,17 @@ class Watch:
 
     async def until(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Returns when `predicate()` holds. Raises the failure, or TimeoutError."""
+        if self._holds(predicate):
+            return
         async with asyncio.timeout(timeout_s):
             while True:
-                if self.failure is not None:
-                    # Raised again and again: its traceback must not pile up and hold frames.
-                    raise self.failure.with_traceback(None)
-                if predicate():
-                    return
                 self._changed.clear()
                 await self._changed.wait()
+                if self._holds(predicate):
+                    return
+
+    def _holds(self, predicate: Callable[[], bool]) -> bool:
+        if self.failure is not None:
+            # Raised again and again: its traceback must not pile up and hold frames.
+            raise self.failure.with_traceback(None)
+        return predicate()

@@ -178,7 +178,7 @@ async def answer(pipe: Pipe) -> list[object]:
         ([Done()], "Done is not allowed"),
         ([End(b"")], "not a reader's"),
         ([CLAIM, CLAIM], "Claim is not allowed"),
-        ([CLAIM, Ack(0)], "Ack is not allowed"),
+        ([CLAIM, Ack((0,))], "Ack is not allowed"),
         ([CLAIM, "admitted", Pull(101)], "101 of 100"),
         ([CLAIM, "admitted", Pull(0), Done()], "Done is not allowed in state 'streaming'"),
     ],
@@ -210,12 +210,12 @@ async def test_repeated_and_forged_messages_are_ignored():
     await pipe.recv()
     await pipe.send(Pull(0))
     # Credit for chunks that were not sent, or twice for one, must not be given.
-    for message in (Ack(0), Ack(8), Ack(999), Pull(16), Renew()):
+    for message in (Ack((0,)), Ack((8,)), Ack((999,)), Pull(16), Renew()):
         await pipe.send(message)
     for start in (0, 8):
         assert (await pipe.recv()).message.start == start
-    await pipe.send(Ack(0))
-    await pipe.send(Ack(0))
+    await pipe.send(Ack((0,)))
+    await pipe.send(Ack((0,)))
     assert (await pipe.recv()).message.start == 16
     assert owner.reads == 3
     await pipe.send(Cancel())
@@ -232,7 +232,7 @@ async def test_a_reader_that_claims_nothing():
 
 
 WORDS = st.sampled_from(
-    [CLAIM, Pull(0), Pull(5), Ack(0), Ack(8), Renew(), Done(), Cancel(), End(b"")]
+    [CLAIM, Pull(0), Pull(5), Ack((0,)), Ack((8,)), Renew(), Done(), Cancel(), End(b"")]
 )
 DEEDS = st.sampled_from(["offer", "admit", "advance", "finish", "withdraw", "tick", "hang up"])
 

@@ -49,7 +49,7 @@ MESSAGES = [
     Pull(3),
     Renew(),
     CHUNK,
-    Ack(8),
+    Ack((8,)),
     End(b"\x00\xff"),
     Done(),
     Cancel(),
