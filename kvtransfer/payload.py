@@ -7,6 +7,7 @@ only shape and dtype are known to this library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ def as_array(data: memoryview, header: ArrayHeader) -> np.ndarray:
     return array
 
 
+@lru_cache(maxsize=1024)
 def array_headers(layout: KVLayout, tokens: int) -> tuple[ArrayHeader, ...]:
     """What a chunk of `tokens` tokens must declare."""
     return tuple(
@@ -88,11 +90,11 @@ def check_read(
 
     `padded`: arrays of so many tokens, of which the first ones count, will do as well.
     """
-    got = [(str(array.dtype), tuple(array.shape)) for array in arrays]
     tokens = stop - start
     if padded is not None and arrays and arrays[0].shape[1] == padded:
         tokens = padded
-    expected = [(str(spec.numpy_dtype), spec.shape(tokens)) for spec in layout.arrays]
+    got = [(array.dtype, tuple(array.shape)) for array in arrays]
+    expected = [(spec.numpy_dtype, spec.shape(tokens)) for spec in layout.arrays]
     if got != expected:
         raise KVTransferError(
             f"read of tokens [{start}, {stop}) gave {got}; the layout says {expected}"
