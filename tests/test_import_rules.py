@@ -40,8 +40,11 @@ ACCELERATED = {"jax", "jaxlib", "torch", "ray", "libtpu"}
 JAX_FREE_ROOMS = COMMON | {"router", "protos", "kvtransfer", "benchmarks"}
 MOVES_ARRAYS = {"kvtransfer.array_transfer"}
 """The jax transport's dealings with jax; only what hosts workers imports it, when it is wanted."""
-MEASURES_KERNELS = {f"benchmarks.{name}" for name in ("kernels", "kernel_cases", "kernel_floors")}
-"""Run the engine's kernels in their own process; other benchmarks load no jax."""
+MEASURES_ENGINE = {
+    f"benchmarks.{name}"
+    for name in ("kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps")
+}
+"""Run the engine in a process of its own; other benchmarks load no jax."""
 JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
@@ -152,7 +155,7 @@ def test_a_main_file_imports_its_room_deploy_and_what_all_may_import() -> None:
 def test_only_plain_parts_of_the_engine_are_known_outside_workers(room: str) -> None:
     seen = {
         name
-        for module in imports().keys() - MEASURES_KERNELS
+        for module in imports().keys() - MEASURES_ENGINE
         if room_of(module) == room
         for name in own_imports(module)
         if room_of(name) == "engine"
@@ -182,7 +185,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("room", sorted(JAX_FREE_ROOMS))
 def test_a_room_without_jax_reaches_no_module_with_it(room: str) -> None:
-    for module in imports().keys() - MEASURES_KERNELS - MOVES_ARRAYS:
+    for module in imports().keys() - MEASURES_ENGINE - MOVES_ARRAYS:
         if room_of(module) == room and not is_main(module):
             assert_no_jax(module)
 
