@@ -36,8 +36,6 @@ class Split {
     const int64_t tasks_per_thread = rows <= kRowsPerRead ? 8 : 4;
     group_ = std::clamp<int64_t>(columns * blocks_ / (threads_ * tasks_per_thread), 1,
                                  kMostPanels / panels_per_column);
-    // Of one row, panels are computed in twos.
-    if (rows == 1) group_ += group_ * panels_per_column % 2;
   }
 
   int64_t threads() const { return threads_; }

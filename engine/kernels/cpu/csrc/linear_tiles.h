@@ -24,9 +24,9 @@ static inline auto weights_of_step(const int8_t* w, int v) {
 }
 
 template <typename T, typename W>
-static inline void prefetch_step(const W* w, int64_t ahead = kBytesAhead) {
+static inline void prefetch_step(const W* w) {
   constexpr int64_t kBytes = kPanel * kInputsPerStep<T> * int64_t(sizeof(W)), kLine = 64;
-  for (int64_t line = 0; line < kBytes; line += kLine) prefetch((const char*)w + ahead + line);
+  for (int64_t line = 0; line < kBytes; line += kLine) prefetch((const char*)w + kBytesAhead + line);
 }
 
 // `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart.
@@ -104,44 +104,22 @@ static void start_sums(const Panel<T, int8_t>&, int64_t rows, PanelSums& sums) {
   memset(sums, 0, rows * sizeof(sums[0]));
 }
 
-// Sums of one row += x panels, of steps [begin, end).
-template <int count, typename T, typename W>
-static void add_row(const T* x, const Panel<T, W>* panels, int64_t begin, int64_t end, int64_t ahead,
-                    PanelSums* sums) {
-  constexpr int64_t kLaneSize = kInputsPerStep<T>;
-  Vec sum[count][kVecsOfPanel];
-#pragma GCC unroll 2
-  for (int p = 0; p < count; ++p) {
+// One row's sums += x panel, in one go: there is no other row to share what is in a cache, and memory
+// is read in its order.
+template <typename T, typename W>
+static void add_row(const T* x, const W* panel, int64_t steps, float (&sums)[kPanel]) {
+  Vec sum[kVecsOfPanel];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecsOfPanel; ++v) sum[p][v] = load(sums[p][0] + v * kLanes);
-  }
-  for (int64_t step = begin; step < end; ++step) {
-    const auto input = broadcast_step(x + step * kLaneSize);
-#pragma GCC unroll 2
-    for (int p = 0; p < count; ++p) {
-      const W* w = panels[p].weight + step * kPanel * kLaneSize;
-      prefetch_step<T>(w, ahead);
+  for (int v = 0; v < kVecsOfPanel; ++v) sum[v] = load(sums + v * kLanes);
+  for (int64_t step = 0; step < steps; ++step) {
+    const W* w = panel + step * kPanel * kInputsPerStep<T>;
+    prefetch_step<T>(w);
+    const auto input = broadcast_step(x + step * kInputsPerStep<T>);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecsOfPanel; ++v) {
-        sum[p][v] = multiply_add(input, weights_of_step<T>(w, v), sum[p][v]);
-      }
-    }
+    for (int v = 0; v < kVecsOfPanel; ++v) sum[v] = multiply_add(input, weights_of_step<T>(w, v), sum[v]);
   }
-#pragma GCC unroll 2
-  for (int p = 0; p < count; ++p) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecsOfPanel; ++v) store(sums[p][0] + v * kLanes, sum[p][v]);
-  }
-}
-
-// Two panels side by side: of one alone, each multiply-add would wait for the one before it.
-template <int count, typename T, typename W>
-static void multiply_row(const T* x, int64_t steps, const Panel<T, W>* panels, PanelSums* sums) {
-  constexpr int64_t kStepBytes = kPanel * kInputsPerStep<T> * int64_t(sizeof(W));
-  const int64_t near_end = steps - kBytesAhead / kStepBytes, turn = near_end < 0 ? 0 : near_end;
-  add_row<count>(x, panels, 0, turn, kBytesAhead, sums);
-  // What comes after a panel is its neighbour, which is being read: go on behind that.
-  add_row<count>(x, panels, turn, steps, kBytesAhead + (count - 1) * steps * kStepBytes, sums);
+  for (int v = 0; v < kVecsOfPanel; ++v) store(sums + v * kLanes, sum[v]);
 }
 
 // With the weights as they are stored.
@@ -151,9 +129,7 @@ static void multiply_panels(const T* x, int64_t rows, int64_t steps, const Panel
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   for (int64_t p = 0; p < count; ++p) start_sums(panels[p], rows, sums[p]);
   if (rows == 1) {
-    int64_t p = 0;
-    for (; p + 1 < count; p += 2) multiply_row<2>(x, steps, panels + p, sums + p);
-    if (p < count) multiply_row<1>(x, steps, panels + p, sums + p);
+    for (int64_t p = 0; p < count; ++p) add_row(x, panels[p].weight, steps, sums[p][0]);
     return;
   }
   for (int64_t begin = 0; begin < steps; begin += kDepth) {
