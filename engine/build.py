@@ -132,15 +132,14 @@ def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
 def _build_fake(
     checkpoint: CheckpointConfig, model: ModelConfig, config: EngineConfig, roles: Role
 ) -> BuiltEngine:
-    wanted = {
-        name: getattr(config, name)
-        for name in ("tensor_parallel_size", "kv_cache_dtype", "kernels")
-        if getattr(config, name) != getattr(EngineConfig(), name)
-    }
-    if model.quantization != "none":
-        wanted["quantization"] = model.quantization
-    for name, value in wanted.items():
-        raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
+    arithmetic = (
+        (config, EngineConfig(), ("tensor_parallel_size", "kv_cache_dtype", "kernels")),
+        (model, ModelConfig(model.model), ("quantization",)),
+    )
+    for given, default, names in arithmetic:
+        for name in names:
+            if (value := getattr(given, name)) != getattr(default, name):
+                raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
     max_model_len = _max_model_len(checkpoint, model)
