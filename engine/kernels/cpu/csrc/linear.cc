@@ -19,7 +19,8 @@ namespace hexserve {
 namespace {
 
 // Below this many products of a row, a panel and a step, another thread takes longer to wake
-// than the work does. Up to eight rows cost alike: the time to read the weight.
+// than the work does. Up to eight rows cost alike: the time to read the weight. What int8 takes
+// less to read, fewer rows take.
 constexpr int64_t kWorthWaking = 32768;
 constexpr int64_t kRowsPerRead = 8;
 
@@ -27,9 +28,12 @@ constexpr int64_t kRowsPerRead = 8;
 // of a gated linear.
 class Split {
  public:
-  Split(const ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t panels_per_column, int64_t steps)
+  // A step of a weight's output takes `step_bytes`.
+  Split(const ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t panels_per_column, int64_t steps,
+        int64_t step_bytes)
       : rows_(rows), blocks_((rows + kMostRows - 1) / kMostRows) {
-    const int64_t products = std::max(rows, kRowsPerRead) * columns * panels_per_column * steps;
+    const int64_t rows_per_read = kRowsPerRead * step_bytes / int64_t(sizeof(float));
+    const int64_t products = std::max(rows, rows_per_read) * columns * panels_per_column * steps;
     threads_ = products < kWorthWaking ? 1 : threads_of(pool);
     // A wide group copies its rows of x less often; a narrow one lets threads end together. Of few
     // rows there is little to copy.
@@ -77,6 +81,9 @@ ffi::Future with_sums(bool has_pairs, bool is_quantized, const Run& run) {
                       : run(Sums<float, float>{table.multiply_f32, nullptr});
 }
 
+template <typename T, typename W>
+constexpr int64_t kStepBytes = kInputsPerStep<T> * int64_t(sizeof(W));
+
 template <typename T, typename W, typename Out>
 struct Product {
   Weight<T, W> weight;
@@ -95,7 +102,7 @@ ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> st
     all_panels += products[i].weight.panels();
   }
   const int64_t in = call.in(), steps = in / kInputsPerStep<T>;
-  const Split split(pool, scalar(call.live), all_panels, 1, steps);
+  const Split split(pool, scalar(call.live), all_panels, 1, steps, kStepBytes<T, W>);
   int64_t groups = 0;
   for (const auto& product : products) groups += split.groups(product.weight.panels());
 
@@ -129,7 +136,7 @@ template <typename T, typename W>
 ffi::Future multiply_gated(ffi::ThreadPool& pool, Sums<T, W> sum, StoreGated<T> store, const LinearCall& call,
                            const Weight<T, W>& gate, const Weight<T, W>& up, T* y) {
   const int64_t in = gate.in, steps = in / kInputsPerStep<T>, features = gate.features;
-  const Split split(pool, scalar(call.live), gate.panels(), 2, steps);
+  const Split split(pool, scalar(call.live), gate.panels(), 2, steps, kStepBytes<T, W>);
   const T* x = data<const T>(call.x);
   auto task = [=](int64_t index) {
     const int64_t first = index / split.blocks() * split.group();
