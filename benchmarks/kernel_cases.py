@@ -31,6 +31,7 @@ from benchmarks.kernel_floors import (
 from engine.kernels.batch import Batch
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
+from engine.kernels.quantized import Quantized, quantize
 from engine.kernels.reference import ReferenceKernels
 
 BLOCK_SIZE = 32
@@ -83,7 +84,13 @@ def _builders(dtype: str, threads: int) -> Iterator[tuple[str, Callable[[str], C
         for into, out in MATMULS:
             yield (
                 f"linear {rows} x {into} -> {out}",
-                partial(_linear, dtype, rows, into, out, threads, least),
+                partial(_linear, dtype, rows, into, out, threads, least, None),
+            )
+    for rows, least in ((1, 0.8), (512, 0.6)):
+        for into, out in MATMULS:
+            yield (
+                f"linear {rows} x {into} -> {out} int8",
+                partial(_linear, dtype, rows, into, out, threads, least, "int8"),
             )
     for decode in DECODES:
         rows, context, heads, kv_heads, width = decode
@@ -106,19 +113,28 @@ def _builders(dtype: str, threads: int) -> Iterator[tuple[str, Callable[[str], C
 
 
 def _linear(
-    dtype: str, rows: int, into: int, out: int, threads: int, target: float | None, name: str
-) -> Case:
+    dtype: str, rows: int, into: int, out: int, threads: int, target: float | None,
+    quantization: str | None, name: str,
+) -> Case:  # fmt: skip
     kind = DTYPES[dtype]
-    weight_bytes = into * out * kind.itemsize
+    weight_bytes = into * out * kind.itemsize if quantization is None else (into + 4) * out
     layers = max(2, -(-COLD_BYTES // weight_bytes))
     rng = np.random.default_rng(0)
     weight = (rng.standard_normal((out, into), np.float32) * into**-0.5).astype(kind)
     x = rng.standard_normal((rows, into), np.float32).astype(kind)
 
     def run_with(kernels: Kernels) -> Run:
-        packed = kernels.pack_linear(weight, 1)
-        stacked = jax.device_put(np.broadcast_to(packed, (layers, *packed.shape)))
-        linear = Linear(settled(kernels, stacked), None, out)
+        def stacked(packed: np.ndarray) -> jax.Array:
+            return settled(
+                kernels, jax.device_put(np.broadcast_to(packed, (layers, *packed.shape)))
+            )
+
+        if quantization is None:
+            linear = Linear(stacked(kernels.pack_linear(weight, 1)), None, out)
+        else:
+            int8 = quantize(weight, kind)
+            values = stacked(kernels.pack_linear(int8.values, 1))
+            linear = Linear(Quantized(values, stacked(int8.scales), kind), None, out)
 
         def program(x: Any, linear: Linear) -> Any:
             def layer(index: Any, _: Any) -> Any:

@@ -135,9 +135,14 @@ def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
 def _build_fake(
     checkpoint: CheckpointConfig, model: ModelConfig, config: EngineConfig, roles: Role
 ) -> BuiltEngine:
-    for name in ("tensor_parallel_size", "kv_cache_dtype", "kernels"):
-        if (value := getattr(config, name)) != getattr(EngineConfig(), name):
-            raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
+    arithmetic = (
+        (config, EngineConfig(), ("tensor_parallel_size", "kv_cache_dtype", "kernels")),
+        (model, ModelConfig(model.model), ("quantization",)),
+    )
+    for given, default, names in arithmetic:
+        for name in names:
+            if (value := getattr(given, name)) != getattr(default, name):
+                raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
     max_model_len = _max_model_len(checkpoint, model)
@@ -174,10 +179,12 @@ def _build_jax(
     placement = _placement(traits, devices, config.kernels, dtype)
 
     if model.load_format == "dummy":
-        params = loading.dummy_params(placement, dtype, max_model_len, model.seed)
+        params = loading.dummy_params(
+            placement, dtype, max_model_len, model.seed, model.quantization
+        )
         source = f"dummy-{model.seed}"
     else:
-        params = loading.load_params(folder, placement, dtype, max_model_len)
+        params = loading.load_params(folder, placement, dtype, max_model_len, model.quantization)
         source = loading.weights_identity(folder)
 
     arrays = tuple(
@@ -212,7 +219,8 @@ def _build_jax(
         kv_dtype,
         len(devices),
     )
-    fingerprint = loading.fingerprint(checkpoint.raw, f"{dtype}, KV {kv_dtype}", source)
+    numerics = f"{dtype}, KV {kv_dtype}, quantization {model.quantization}"
+    fingerprint = loading.fingerprint(checkpoint.raw, numerics, source)
     return BuiltEngine(
         Engine(Scheduler(limits, pool), runner),
         runner,

@@ -27,12 +27,13 @@ log = logging.getLogger("hexserve.engine")
 _DUMMY_SCALE = 0.02
 
 
-def fingerprint(config: Mapping[str, Any], dtypes: str, source: str) -> str:
+def fingerprint(config: Mapping[str, Any], numerics: str, source: str) -> str:
     """Names a model and its numerics: equal on two workers exactly when their KV may be mixed.
 
-    `source` tells weights of one configuration apart.
+    `numerics` are the dtypes and the quantization; `source` tells weights of one configuration
+    apart.
     """
-    text = json.dumps([config, dtypes, source], sort_keys=True)
+    text = json.dumps([config, numerics, source], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -47,26 +48,33 @@ def weights_identity(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_params(folder: Path, placement: Placement, dtype: Any, positions: int) -> Params:
+def load_params(
+    folder: Path, placement: Placement, dtype: Any, positions: int, quantization: str = "none"
+) -> Params:
     """Read, convert and place every weight; see engine.placing.
 
     Raises:
-        CheckpointError: a tensor is missing, left over or of the wrong shape; names it.
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or not to be
+            quantized; names it.
     """
     files = open_weights(folder)
     _check_names(declare_weights(placement.traits), files, folder, placement.traits)
     began = time.monotonic()
-    params = place_params(placement, files.read, dtype, positions)
+    params = place_params(placement, files.read, dtype, positions, quantization)
     jax.block_until_ready(params)
     seconds = time.monotonic() - began
     size = sum(array.nbytes for array in jax.tree.leaves(params))
-    log.info("weights: %.2f GiB as %s in %.1f s", size / 2**30, jnp.dtype(dtype).name, seconds)
+    stored = jnp.dtype(dtype).name if quantization == "none" else quantization
+    log.info("weights: %.2f GiB as %s in %.1f s", size / 2**30, stored, seconds)
     return params
 
 
-def dummy_params(placement: Placement, dtype: Any, positions: int, seed: int) -> Params:
+def dummy_params(
+    placement: Placement, dtype: Any, positions: int, seed: int, quantization: str = "none"
+) -> Params:
     """Random weights of the right shapes (`--load_format dummy`), the same for one seed."""
-    return place_params(placement, dummy_tensors(placement.traits, seed), dtype, positions)
+    tensors = dummy_tensors(placement.traits, seed)
+    return place_params(placement, tensors, dtype, positions, quantization)
 
 
 def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:

@@ -13,7 +13,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from checkpoint.errors import CheckpointError
 from engine.kernels.interface import Kernels, Linear
+from engine.kernels.quantized import NotFinite, Quantized, quantize
 from engine.models.decoder import Params
 from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
 from engine.models.rope import rope_angles
@@ -23,6 +25,9 @@ from engine.sharding import TABLE, sharding_of
 
 ReadTensor = Callable[[str], np.ndarray]
 """Tensor name → its whole value, in any dtype; called from several threads."""
+
+Matrix = np.ndarray | Quantized
+"""One weight of one layer, or of all layers."""
 
 _READERS = 4
 
@@ -84,12 +89,26 @@ def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh, dtype: Any) -> 
     return Placement(mesh, kernels, traits, shard, heads)
 
 
-def place_params(placement: Placement, read: ReadTensor, dtype: Any, positions: int) -> Params:
-    """Read, convert, pack and place every weight, and the rotary table of `positions`."""
+def place_params(
+    placement: Placement,
+    read: ReadTensor,
+    dtype: Any,
+    positions: int,
+    quantization: str = "none",
+) -> Params:
+    """Read, convert, pack and place every weight, and the rotary table of `positions`.
+
+    Args:
+        dtype: of the activations, and of the weights that are not quantized.
+        quantization: "none", or "int8" for the matrices of matmuls, embedding and head.
+
+    Raises:
+        CheckpointError: a matrix to quantize holds NaN or infinity; names it.
+    """
     declared = declare_weights(placement.traits)
     params: Params = {}
     with ThreadPoolExecutor(_READERS) as readers:
-        placer = _Placer(placement, read, np.dtype(dtype), readers)
+        placer = _Placer(placement, read, np.dtype(dtype), quantization == "int8", readers)
         for name, weight in declared.items():
             if weight.kind in (Kind.LINEAR, Kind.HEAD):
                 params[name] = placer.linear(weight, declared.get(bias_of(name)))
@@ -107,28 +126,30 @@ class _Placer:
     placement: Placement
     read: ReadTensor
     dtype: np.dtype
+    quantized: bool
     readers: ThreadPoolExecutor
 
-    def plain(self, weight: Weight) -> Array:
-        axes = weight.axes if weight.kind is Kind.EMBEDDING else ("layer", *weight.axes)
+    def plain(self, weight: Weight) -> Any:
         stacked = self._stack(weight, lambda array: array)
-        return self._put(stacked[0] if weight.kind is Kind.EMBEDDING else stacked, axes)
+        if weight.kind is Kind.EMBEDDING:
+            return self._put(stacked[0], weight.axes, weight.axes[:1])
+        return self._put(stacked, ("layer", *weight.axes))
 
     def linear(self, weight: Weight, bias: Weight | None) -> Linear:
         kernels, parts = self.placement.kernels, self._parts(weight.axes[0])
         features = self._width(weight, 0) // parts
         if weight.kind is Kind.HEAD:
             packed = self._stack(weight, lambda array: kernels.pack_head(array, parts))[0]
-            return Linear(self._put(packed, kernels.head_axes()), None, features)
+            matrix = self._put(packed, kernels.head_axes(), weight.axes[:1])
+            return Linear(matrix, None, features)
         packed = self._stack(weight, lambda array: kernels.pack_linear(array, parts))
         axes = ("layer", *kernels.packed_axes(*weight.axes))
-        return Linear(
-            self._put(packed, axes), None if bias is None else self._bias(weight, bias), features
-        )
+        matrix = self._put(packed, axes, ("layer", *weight.axes[:1]))
+        return Linear(matrix, None if bias is None else self._bias(weight, bias), features)
 
     def _bias(self, weight: Weight, bias: Weight) -> Array:
         out, into = weight.axes
-        whole = self._stack(bias, lambda array: array)
+        whole = np.asarray(self._stack(bias, lambda array: array))
         if self._parts(into) == 1:
             return self._put(whole, ("layer", out))
         # The shards' results are summed: the first one alone adds the bias.
@@ -136,8 +157,14 @@ class _Placer:
         first_only[:, : whole.shape[1]] = whole
         return self._put(first_only, ("layer", "partial_sum"))
 
-    def _put(self, array: np.ndarray, axes: tuple[str | None, ...]) -> Array:
-        return jax.device_put(array, sharding_of(axes, self.placement.mesh))
+    def _put(
+        self, matrix: Matrix, axes: tuple[str | None, ...], scale_axes: tuple[str | None, ...] = ()
+    ) -> Any:
+        """On the devices; `scale_axes` are those of a quantized matrix's scales."""
+        if isinstance(matrix, Quantized):
+            values, scales = self._put(matrix.values, axes), self._put(matrix.scales, scale_axes)
+            return Quantized(values, scales, matrix.dtype)
+        return jax.device_put(matrix, sharding_of(axes, self.placement.mesh))
 
     def _parts(self, axis: str) -> int:
         return 1 if TABLE[axis] is None else self.placement.shards
@@ -151,21 +178,28 @@ class _Placer:
         parts = self._parts(axis)
         return -(-weight.shape[dimension] // parts) * parts
 
-    def _stack(self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """[layers, ...]: every layer's tensor, arranged and packed."""
+    def _stack(self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray]) -> Matrix:
+        """[layers, ...]: every layer's tensor, arranged, quantized if it is to be, and packed."""
         names = weight.source_names(self.placement.traits.layers)
+        quantized = self.quantized and weight.kind in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD)
 
-        def packed(name: str) -> np.ndarray:
-            return pack(self._arrange(weight, self.read(name).astype(self.dtype)))
+        def packed(name: str) -> Matrix:
+            if not quantized:
+                return pack(self._arrange(weight, self.read(name).astype(self.dtype)))
+            try:
+                matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
+            except NotFinite as error:
+                raise CheckpointError(f"{name}: {error}") from error
+            return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
 
         first = packed(names[0])
-        stacked = np.empty((len(names), *first.shape), self.dtype)
-        stacked[0] = first
+        stacked = jax.tree.map(lambda part: np.empty((len(names), *part.shape), part.dtype), first)
 
-        def fill(index: int) -> None:
-            stacked[index] = packed(names[index])
+        def put(index: int, matrix: Matrix) -> None:
+            jax.tree.map(lambda whole, part: np.copyto(whole[index], part), stacked, matrix)
 
-        list(self.readers.map(fill, range(1, len(names))))
+        put(0, first)
+        list(self.readers.map(lambda i: put(i, packed(names[i])), range(1, len(names))))
         return stacked
 
     def _arrange(self, weight: Weight, array: np.ndarray) -> np.ndarray:

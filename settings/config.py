@@ -47,7 +47,8 @@ class Topology:
 class ModelConfig:
     """Which model, and in what form.
 
-    `max_model_len` None is what config.json says; `dtype` "auto" is the platform's choice.
+    `max_model_len` None is what config.json says; `dtype` "auto" is the platform's choice;
+    `quantization` is "none", or "int8" for weights of 8 bits.
     """
 
     model: str
@@ -56,6 +57,7 @@ class ModelConfig:
     served_model_name: str | None = None
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     seed: int = 0
 

@@ -150,6 +150,12 @@ WEIGHTS = Group(
             default="auto",
             choices=("auto", "float32", "bfloat16"),
         ),
+        Flag(
+            "quantization",
+            "of the weights, when they are loaded: int8 has a scale for each output",
+            default="none",
+            choices=("none", "int8"),
+        ),
         Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
         Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
     ),

@@ -39,7 +39,8 @@ class Linear:
     """The weight of a matmul, in the layout that one platform's kernels want.
 
     Attributes:
-        matrix: what `Kernels.pack_linear` made, one matrix per layer in front if layered.
+        matrix: what `Kernels.pack_linear` made, one matrix per layer in front if layered; an
+            array, or of a quantized weight an engine.kernels.quantized.Quantized.
         bias: [layers, features], or None.
         features: outputs on one shard.
     """
@@ -92,7 +93,8 @@ class Kernels(Protocol):
         """A matrix [out, in], as checkpoints have it, in the layout that `linear` wants.
 
         Runs at load, on the host. `shards` is in how many equal parts the outputs will be
-        cut: each part is packed by itself.
+        cut: each part is packed by itself. int8 are the values of a quantized weight, for
+        activations of any dtype.
         """
 
     def packed_axes(self, out_axis: str | None, in_axis: str | None) -> tuple[str | None, ...]:
@@ -105,7 +107,7 @@ class Kernels(Protocol):
         """Logical axes of `pack_head`'s result."""
 
     def embed(self, head: Linear, tokens: Any) -> Any:
-        """[T, hidden]: rows `tokens` [T] of a packed head."""
+        """[T, hidden]: rows `tokens` [T] of a packed head, in the dtype of the activations."""
 
     def rms_norm(self, x: Any, weight: Any, layer: Any, live: Any, eps: float) -> Any:
         """Root mean square norm of x [T, hidden] in float32, times weight [layers, hidden]."""
@@ -122,7 +124,7 @@ class Kernels(Protocol):
         """x [T, in] times each weight, plus its bias: [T, features] each, in x.dtype.
 
         Sums are float32; `wide` leaves the results so. `residual` [T, features] is added to
-        the one result.
+        the one result. A quantized weight's scales multiply the sums, before the bias.
         """
 
     def gated_linear(self, x: Any, gate: Linear, up: Linear, layer: Any, live: Any) -> Any:

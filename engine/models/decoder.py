@@ -14,9 +14,10 @@ from jax import Array, lax
 
 from engine.kernels.batch import Batch, positions_and_slots
 from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
+from engine.kernels.quantized import take_rows
 from engine.models.traits import Traits
 
-Params = dict[str, Any]  # Array or Linear
+Params = dict[str, Any]  # Array, Quantized or Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ class Decoder:
     def _embed(self, params: Params, tokens: Array) -> Array:
         """[T, hidden]; the vocabulary lies on all shards."""
         table, head = params.get("embedding"), params["head"]
-        size = head.features if table is None else table.shape[0]
+        size = head.features  # of a table of its own as well
 
         def rows(own: Array) -> Array:
-            return self.kernels.embed(head, own) if table is None else table[own]
+            return self.kernels.embed(head, own) if table is None else take_rows(table, own)
 
         if self.axis is None:
             return rows(tokens)

@@ -176,6 +176,13 @@ def test_a_model_with_arithmetic_tells_its_weights_and_blocks(
     launcher.wait_for(r"kernels: cpu \(\w+\)")
 
 
+def test_quantized_weights_are_said_to_be(launch: Launch, llama_folder: Path) -> None:
+    flags = ["--num_blocks=64", "--no_warmup", "--quantization=int8"]
+    launcher = launch(*SERVE, f"--model={llama_folder}", *flags)
+    launcher.ready_url()
+    launcher.wait_for(r"weights: \d+\.\d+ GiB as int8 in")
+
+
 def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path) -> None:
     flags = ["--num_blocks=64", "--no_warmup", "--kv_cache_dtype=bfloat16"]
     launcher = launch(*SERVE, f"--model={llama_folder}", *flags, "--tensor_parallel_size=2")
@@ -193,6 +200,8 @@ def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path)
         (["--address=0.0.0.0:8471"], "give --advertise"),
         (["--address=127.0.0.1:1", "--sliding_window=8"], "not supported yet"),
         (["--address=127.0.0.1:1", "--kernels=reference"], "--kernels=reference: the fake model"),
+        (["--address=127.0.0.1:1", "--quantization=int8"], "--quantization=int8: the fake model"),
+        (["--address=127.0.0.1:1", "--quantization=int4"], "invalid choice: 'int4'"),
     ],
 )
 def test_a_worker_refuses_a_bad_command_line(

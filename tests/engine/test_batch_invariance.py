@@ -34,14 +34,14 @@ Bits = dict[int, np.ndarray]
 
 
 @functools.cache
-def runner_of(dtype: str) -> JaxRunner:
+def runner_of(dtype: str, quantization: str) -> JaxRunner:
     traits = tiny_traits(
         hidden_size=64, intermediate_size=112, num_attention_heads=6, num_key_value_heads=2,
         head_dim=24, attention_bias=True, mlp_bias=True, max_position_embeddings=MAX_LEN,
     )  # fmt: skip
     placement = tiny_placement(traits, "cpu")
     return JaxRunner(
-        tiny_params(placement, dtype, MAX_LEN),
+        tiny_params(placement, dtype, MAX_LEN, quantization),
         placement,
         PoolSpec((NEIGHBOURS + 1) * TABLE, BLOCK_SIZE, dtype),
         SHAPES,
@@ -51,9 +51,9 @@ def runner_of(dtype: str) -> JaxRunner:
     )
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32 none", "bfloat16 none", "float32 int8", "bfloat16 int8"])
 def runner(request: pytest.FixtureRequest) -> Iterator[JaxRunner]:
-    yield runner_of(request.param)
+    yield runner_of(*request.param.split())
     native.load().limit_threads(0)
 
 

@@ -114,10 +114,13 @@ def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"]) -> En
 
 
 def tiny_params(
-    placement: Placement, dtype: Any = np.float32, positions: int = MAX_MODEL_LEN
+    placement: Placement,
+    dtype: Any = np.float32,
+    positions: int = MAX_MODEL_LEN,
+    quantization: str = "none",
 ) -> Params:
     tensors = tiny_tensors(placement.traits)
-    return place_params(placement, tensors.__getitem__, dtype, positions)
+    return place_params(placement, tensors.__getitem__, dtype, positions, quantization)
 
 
 def changed(config: Mapping[str, Any], **changes: object) -> dict[str, Any]:

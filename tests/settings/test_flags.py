@@ -45,6 +45,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "block_size": ("2048", 2048), "max_lora_rank": ("16", 16),
     "max_num_mem_cached_lora": ("16", 16), "host": ("::1", "::1"), "port": ("0", 0),
     "log_level": ("debug", "DEBUG"), "dtype": ("bfloat16", "bfloat16"),
+    "quantization": ("int8", "int8"),
     "revision": ("main", "main"), "served_model_name": ("m", "m"),
     "max_queued_requests": ("7", 7), "address": ("unix:/a/b", "unix:/a/b"),
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),

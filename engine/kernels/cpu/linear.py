@@ -12,31 +12,35 @@ from jax import Array
 
 from engine.kernels.cpu.native import target
 from engine.kernels.interface import Linear, UnsupportedShape
+from engine.kernels.quantized import Quantized, dequantize
 
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 
 
 def pack_linear(weight: np.ndarray) -> np.ndarray:
-    """[panels, in, 32] in float32, [panels, in / 2, 32, 2] in bfloat16; see csrc/linear_table.h.
+    """[panels, in, 32] in float32 and int8, [panels, in / 2, 32, 2] in bfloat16.
+
+    See csrc/linear_table.h.
 
     Raises:
         UnsupportedShape: bfloat16 with an odd number of inputs, or another dtype.
     """
     features, inputs = weight.shape
     pairs = weight.dtype == ml_dtypes.bfloat16
-    if not pairs and weight.dtype != np.float32:
+    if not pairs and weight.dtype not in (np.float32, np.int8):
         raise UnsupportedShape(
-            f"a weight of {weight.dtype}: the CPU kernels take float32 and bfloat16"
+            f"a weight of {weight.dtype}: the CPU kernels take float32, bfloat16 and int8"
         )
     if pairs and inputs % 2:
         raise UnsupportedShape(
             f"a bfloat16 weight [{features}, {inputs}] has an odd number of inputs: the CPU "
             "kernels take them in pairs"
         )
-    steps = np.ascontiguousarray(weight).view(np.uint32)
+    # What lies together moves together: a value, or a pair.
+    steps = np.ascontiguousarray(weight).view(np.uint32 if pairs else weight.dtype)
     whole, rest = divmod(features, PANEL)
-    packed = np.empty((whole + bool(rest), steps.shape[1], PANEL), np.uint32)
+    packed = np.empty((whole + bool(rest), steps.shape[1], PANEL), steps.dtype)
     packed[:whole] = steps[: features - rest].reshape(whole, PANEL, steps.shape[1]).swapaxes(1, 2)
     if rest:
         packed[whole, :, :rest] = steps[features - rest :].T
@@ -61,8 +65,10 @@ def head_axes() -> tuple[str | None, ...]:
 
 def embed(head: Linear, tokens: Array) -> Array:
     """See engine.kernels.interface.Kernels."""
-    rows = head.matrix[tokens // PANEL, :, tokens % PANEL]
-    return rows.reshape(tokens.shape[0], -1)
+    matrix = head.matrix
+    if isinstance(matrix, Quantized):
+        return dequantize(_rows(matrix.values, tokens), matrix.scales[tokens], matrix.dtype)
+    return _rows(matrix, tokens)
 
 
 def linear(
@@ -90,6 +96,11 @@ def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> A
     return call(x, _scalar(layer), _scalar(live), *_operands(x, gate), *_operands(x, up))
 
 
+def _rows(matrix: Array, tokens: Array) -> Array:
+    rows = matrix[tokens // PANEL, :, tokens % PANEL]
+    return rows.reshape(tokens.shape[0], -1)
+
+
 def _linear(
     x: Array,
     weights: tuple[Linear, ...],
@@ -105,9 +116,12 @@ def _linear(
     return tuple(call(x, _scalar(layer), _scalar(live), added, *operands))
 
 
-def _operands(x: Array, weight: Linear) -> tuple[Array, Array]:
-    """The weight and the bias of a call."""
-    return weight.matrix, _absent(x) if weight.bias is None else weight.bias
+def _operands(x: Array, weight: Linear) -> tuple[Array, Array, Array]:
+    """The weight, its scales and the bias of a call."""
+    bias = _absent(x) if weight.bias is None else weight.bias
+    if isinstance(weight.matrix, Quantized):
+        return weight.matrix.values, weight.matrix.scales, bias
+    return weight.matrix, _absent(x), bias
 
 
 def _absent(x: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from engine.kernels.interface import Linear
+from engine.kernels.quantized import Quantized, take_rows
 from engine.kernels.reference.live_rows import map_live_rows
 
 
@@ -32,7 +33,7 @@ def head_axes() -> tuple[str | None, ...]:
 
 
 def embed(head: Linear, tokens: Array) -> Array:
-    return head.matrix[tokens]
+    return take_rows(head.matrix, tokens)
 
 
 def rms_norm(x: Array, weight: Array, layer: Any, live: Any, eps: float) -> Array:
@@ -73,7 +74,7 @@ def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> A
 
 
 def logits(hidden: Array, head: Linear, live: Any) -> Array:
-    return jnp.einsum("se,ve->sv", hidden, head.matrix, preferred_element_type=jnp.float32)
+    return _product("se,ve->sv", hidden, head.matrix)
 
 
 def rotate(q: Array, k: Array, angles: Array, positions: Array, live: Any) -> tuple[Array, Array]:
@@ -87,12 +88,19 @@ def rotate(q: Array, k: Array, angles: Array, positions: Array, live: Any) -> tu
     return turned(q), turned(k)
 
 
-def _of_layer(weight: Linear, layer: Any) -> tuple[Array, Array | None]:
+def _of_layer(weight: Linear, layer: Any) -> tuple[Array | Quantized, Array | None]:
     bias = None if weight.bias is None else weight.bias[layer].astype(jnp.float32)
     return weight.matrix[layer], bias
 
 
-def _affine(x: Array, matrix: Array, bias: Array | None) -> Array:
+def _affine(x: Array, matrix: Array | Quantized, bias: Array | None) -> Array:
     """float32 [n, out]."""
-    y = jnp.dot(x, matrix, preferred_element_type=jnp.float32)
+    y = _product("ni,io->no", x, matrix)
     return y if bias is None else y + bias
+
+
+def _product(axes: str, x: Array, matrix: Array | Quantized) -> Array:
+    """float32 [n, out]; int8 is exact in x's dtype, and the scales multiply the sums."""
+    if isinstance(matrix, Quantized):
+        return _product(axes, x, matrix.values.astype(x.dtype)) * matrix.scales
+    return jnp.einsum(axes, x, matrix, preferred_element_type=jnp.float32)

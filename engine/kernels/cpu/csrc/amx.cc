@@ -13,7 +13,9 @@ namespace hexserve {
 namespace HEXSERVE_ISA {
 
 extern const MultiplyPanels<uint16_t> multiply_bf16;
-const MultiplyPanels<uint16_t> multiply_bf16 = multiply_by_tiles;
+extern const MultiplyPanels<uint16_t, int8_t> multiply_bf16_int8;
+const MultiplyPanels<uint16_t> multiply_bf16 = multiply_by_tiles<uint16_t>;
+const MultiplyPanels<uint16_t, int8_t> multiply_bf16_int8 = multiply_by_tiles<int8_t>;
 
 }  // namespace HEXSERVE_ISA
 }  // namespace hexserve

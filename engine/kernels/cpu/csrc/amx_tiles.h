@@ -1,7 +1,8 @@
 // The matmul of bfloat16 by tiles. Included by amx.cc after a class Tiles.
 //
 // A panel in bfloat16 is already what TDPBF16PS wants of its second operand: 16 steps of 16
-// outputs are a tile, whose rows lie a step apart. x is copied to tiles.
+// outputs are a tile, whose rows lie a step apart. One of int8 is expanded to that first. x is
+// copied to tiles.
 //
 // A sum starts at the bias, and takes the tiles of 16 steps in their order, the last one filled up
 // with zeros. Which row of which tile it is in, and what is beside it, changes nothing of it.
@@ -31,6 +32,10 @@ enum : int { kTopLeft, kTopRight, kBottomLeft, kBottomRight, kTop, kBottom, kLef
 
 // x of a block, as tiles of 16 steps; the tile of its lower rows follows that of the upper ones.
 using BlockInputs = uint16_t[kDepthTiles][kBlockRows][kPairsOfTileRow];
+
+static void start_sums(const Panel<uint16_t, int8_t>&, int64_t rows, PanelSums& sums) {
+  memset(sums, 0, rows * sizeof(sums[0]));
+}
 
 static void start_sums(const Panel<uint16_t>& panel, int64_t rows, PanelSums& sums) {
   float start[kPanel] = {};
@@ -92,9 +97,9 @@ static void add_block(Tiles& tiles, const BlockInputs& inputs, const uint16_t* p
       weights = filled;
     } else {
       for (int64_t i = 0; i < kTileSteps; ++i) {
-        const uint16_t* ahead = weights + (kStepsAhead + i) * kStepElements;
+        const char* ahead = reinterpret_cast<const char*>(weights + i * kStepElements) + kBytesAhead;
         __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + kStepElements / 2);
+        __builtin_prefetch(ahead + kTileRowBytes);
       }
     }
     const auto& tile = inputs[step / kTileSteps];
@@ -117,14 +122,39 @@ static void add_block(Tiles& tiles, const BlockInputs& inputs, const uint16_t* p
   }
 }
 
-static void multiply_by_tiles(const uint16_t* x, int64_t rows, int64_t steps, const Panel<uint16_t>* panels,
-                              int64_t count, PanelSums* sums) {
+// Memory for a depth of a panel of int8, in pairs of bfloat16; of one that is in pairs, none.
+template <typename W>
+constexpr int64_t kRoom = sizeof(W) == 1 ? kDepth * kStepElements : 1;
+
+static const uint16_t* pairs_of(const uint16_t* weights, int64_t, uint16_t*) { return weights; }
+static const uint16_t* pairs_of(const int8_t* weights, int64_t steps, uint16_t* room) {
+  for (int64_t step = 0; step < steps; ++step) {
+    const int8_t* w = weights + step * kStepElements;
+    __builtin_prefetch(w + kBytesAhead);
+    for (int64_t i = 0; i < kStepElements; ++i) {
+      const float value = w[i % 2 * kPanel + i / 2];
+      uint32_t bits;
+      memcpy(&bits, &value, sizeof(bits));
+      room[step * kStepElements + i] = uint16_t(bits >> 16);  // exact
+    }
+  }
+  return room;
+}
+
+template <typename W>
+static void multiply_by_tiles(const uint16_t* x, int64_t rows, int64_t steps,
+                              const Panel<uint16_t, W>* panels, int64_t count, PanelSums* sums) {
   for (int64_t p = 0; p < count; ++p) start_sums(panels[p], rows, sums[p]);
   const int64_t stride = steps * kInputsPerStep<uint16_t>;
   Tiles tiles;
   int64_t configured = 0;
   for (int64_t begin = 0; begin < steps; begin += kDepth) {
     const int64_t depth = steps - begin < kDepth ? steps - begin : kDepth;
+    alignas(64) uint16_t room[kMostPanels][kRoom<W>];
+    const uint16_t* weights[kMostPanels];
+    for (int64_t p = 0; p < count; ++p) {
+      weights[p] = pairs_of(panels[p].weight + begin * kStepElements, depth, room[p]);
+    }
     for (int64_t first = 0; first < rows; first += kBlockRows) {
       const int64_t block = rows - first < kBlockRows ? rows - first : kBlockRows;
       alignas(64) BlockInputs inputs;
@@ -132,11 +162,10 @@ static void multiply_by_tiles(const uint16_t* x, int64_t rows, int64_t steps, co
       if (block != configured) tiles.configure(shapes_of(block));
       configured = block;
       for (int64_t p = 0; p < count; ++p) {
-        const uint16_t* panel = panels[p].weight + begin * kStepElements;
         if (block > kTileRows) {
-          add_block<true>(tiles, inputs, panel, depth, sums[p] + first);
+          add_block<true>(tiles, inputs, weights[p], depth, sums[p] + first);
         } else {
-          add_block<false>(tiles, inputs, panel, depth, sums[p] + first);
+          add_block<false>(tiles, inputs, weights[p], depth, sums[p] + first);
         }
       }
     }

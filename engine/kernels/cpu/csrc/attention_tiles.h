@@ -39,7 +39,6 @@ __attribute__((always_inline)) static inline void walk(Ahead& ahead, int64_t cou
 
 static inline Pairs load_step(const Pair* p) { return load_pairs(p->bits); }
 static inline Pairs broadcast_step(const Pair* p) { return broadcast_pair(p->bits); }
-static inline void store_step(float* p, Vec x) { store(p, x); }
 static inline void store_step(Pair* p, Pairs x) { store_pairs(p->bits, x); }
 
 // A mask costs nothing where vectors are of 16, but much where bfloat16 has none.

@@ -22,11 +22,13 @@ extern const KernelTable table;
 #ifdef HEXSERVE_HAS_AMX
 namespace amx {
 extern const MultiplyPanels<uint16_t> multiply_bf16;
-}
+extern const MultiplyPanels<uint16_t, int8_t> multiply_bf16_int8;
+}  // namespace amx
 #endif
 namespace amx_emulated {
 extern const MultiplyPanels<uint16_t> multiply_bf16;
-}
+extern const MultiplyPanels<uint16_t, int8_t> multiply_bf16_int8;
+}  // namespace amx_emulated
 
 namespace {
 
@@ -55,10 +57,12 @@ const KernelTable* best_of_vectors() {
   return nullptr;
 }
 
-KernelTable with_tiles(const char* name, const KernelTable& vectors, MultiplyPanels<uint16_t> multiply_bf16) {
+KernelTable with_tiles(const char* name, const KernelTable& vectors, MultiplyPanels<uint16_t> multiply_bf16,
+                       MultiplyPanels<uint16_t, int8_t> multiply_bf16_int8) {
   KernelTable table = vectors;
   table.name = name;
   table.linear.multiply_bf16 = multiply_bf16;
+  table.linear.multiply_bf16_int8 = multiply_bf16_int8;
   return table;
 }
 
@@ -66,7 +70,8 @@ KernelTable with_tiles(const char* name, const KernelTable& vectors, MultiplyPan
 const KernelTable* amx_table() {
 #ifdef HEXSERVE_HAS_AMX
   if (!runs_avx512bf16() || !may_use_amx()) return nullptr;
-  static const KernelTable table = with_tiles("amx", avx512bf16::table, amx::multiply_bf16);
+  static const KernelTable table =
+      with_tiles("amx", avx512bf16::table, amx::multiply_bf16, amx::multiply_bf16_int8);
   return &table;
 #else
   return nullptr;
@@ -77,7 +82,8 @@ const KernelTable* amx_table() {
 const KernelTable* emulated_table() {
   const KernelTable* vectors = best_of_vectors();
   if (vectors == nullptr) return nullptr;
-  static const KernelTable table = with_tiles("amx_emulated", *vectors, amx_emulated::multiply_bf16);
+  static const KernelTable table =
+      with_tiles("amx_emulated", *vectors, amx_emulated::multiply_bf16, amx_emulated::multiply_bf16_int8);
   return &table;
 }
 

@@ -1,6 +1,7 @@
 // linear(x [T, in], layer, live, residual [T, features] or [0],
-//        weight [layers, panels, ...], bias [layers, features] or [0], ...) -> y [T, features], ...
-// gated_linear(x, layer, live, gate, bias, up, bias) -> y
+//        weight [layers, panels, ...], scales [layers, features] or [0],
+//        bias [layers, features] or [0], ...) -> y [T, features], ...
+// gated_linear(x, layer, live, gate, scales, bias, up, scales, bias) -> y
 //
 // A task is a block of rows by a group of panels, with all of the inputs. The tasks of a group
 // follow one another, so that it is read from memory once, however many blocks there are.
@@ -18,7 +19,8 @@ namespace hexserve {
 namespace {
 
 // Below this many products of a row, a panel and a step, another thread takes longer to wake
-// than the work does. Up to eight rows cost alike: the time to read the weight.
+// than the work does. Up to eight rows cost alike: the time to read the weight. What int8 takes
+// less to read, fewer rows take.
 constexpr int64_t kWorthWaking = 32768;
 constexpr int64_t kRowsPerRead = 8;
 
@@ -26,9 +28,12 @@ constexpr int64_t kRowsPerRead = 8;
 // of a gated linear.
 class Split {
  public:
-  Split(const ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t panels_per_column, int64_t steps)
+  // A step of a weight's output takes `step_bytes`.
+  Split(const ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t panels_per_column, int64_t steps,
+        int64_t step_bytes)
       : rows_(rows), blocks_((rows + kMostRows - 1) / kMostRows) {
-    const int64_t products = std::max(rows, kRowsPerRead) * columns * panels_per_column * steps;
+    const int64_t rows_per_read = kRowsPerRead * step_bytes / int64_t(sizeof(float));
+    const int64_t products = std::max(rows, rows_per_read) * columns * panels_per_column * steps;
     threads_ = products < kWorthWaking ? 1 : threads_of(pool);
     // A wide group copies its rows of x less often; a narrow one lets threads end together. Of few
     // rows there is little to copy.
@@ -47,25 +52,57 @@ class Split {
   int64_t rows_, blocks_, threads_, group_;
 };
 
-template <typename T, typename Out>
+// The inner loops of a weight stored as W; only int8 is scaled.
+template <typename T, typename W>
+struct Sums {
+  using Input = T;
+  using Stored = W;
+  MultiplyPanels<T, W> multiply;
+  ScaleSums<T> scale;
+
+  void operator()(const T* x, int64_t rows, int64_t steps, const Panel<T, W>* panels, int64_t count,
+                  PanelSums* sums) const {
+    multiply(x, rows, steps, panels, count, sums);
+    if constexpr (std::is_same_v<W, int8_t>) {
+      for (int64_t p = 0; p < count; ++p) scale(panels[p], rows, sums[p]);
+    }
+  }
+};
+
+// Calls `run` with the loops for x and the weights.
+template <typename Run>
+ffi::Future with_sums(bool has_pairs, bool is_quantized, const Run& run) {
+  const LinearTable& table = kernels().linear;
+  if (has_pairs) {
+    return is_quantized ? run(Sums<uint16_t, int8_t>{table.multiply_bf16_int8, table.scale_bf16})
+                        : run(Sums<uint16_t, uint16_t>{table.multiply_bf16, nullptr});
+  }
+  return is_quantized ? run(Sums<float, int8_t>{table.multiply_f32_int8, table.scale_f32})
+                      : run(Sums<float, float>{table.multiply_f32, nullptr});
+}
+
+template <typename T, typename W>
+constexpr int64_t kStepBytes = kInputsPerStep<T> * int64_t(sizeof(W));
+
+template <typename T, typename W, typename Out>
 struct Product {
-  Weight<T> weight;
+  Weight<T, W> weight;
   Out* y;
 };
 
-template <typename T, typename Out>
-ffi::Future multiply(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_panels, StoreSums<T, Out> store,
-                     const LinearCall& call, const std::vector<Operand>& weights,
-                     const std::vector<Operand>& ys, const Operand& residual) {
-  std::vector<Product<T, Out>> products;
+template <typename T, typename W, typename Out>
+ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> store, const LinearCall& call,
+                     const std::vector<WeightOperands>& weights, const std::vector<Operand>& ys,
+                     const Operand& residual) {
+  std::vector<Product<T, W, Out>> products;
   int64_t all_panels = 0;
   for (size_t i = 0; i < ys.size(); ++i) {
     const int64_t features = ys[i].dimensions()[1];
-    products.push_back({call.weight<T>(weights[2 * i], weights[2 * i + 1], features), data<Out>(ys[i])});
+    products.push_back({call.weight<T, W>(weights[i], features), data<Out>(ys[i])});
     all_panels += products[i].weight.panels();
   }
   const int64_t in = call.in(), steps = in / kInputsPerStep<T>;
-  const Split split(pool, scalar(call.live), all_panels, 1, steps);
+  const Split split(pool, scalar(call.live), all_panels, 1, steps, kStepBytes<T, W>);
   int64_t groups = 0;
   for (const auto& product : products) groups += split.groups(product.weight.panels());
 
@@ -73,39 +110,38 @@ ffi::Future multiply(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_panels, S
   const T* added = is_absent(residual) ? nullptr : data<const T>(residual);
   auto task = [=, products = std::move(products)](int64_t index) {
     int64_t group = index / split.blocks();
-    const Product<T, Out>* product = products.data();
+    const Product<T, W, Out>* product = products.data();
     for (; group >= split.groups(product->weight.panels()); ++product) {
       group -= split.groups(product->weight.panels());
     }
-    const Weight<T>& weight = product->weight;
+    const Weight<T, W>& weight = product->weight;
     const int64_t first = group * split.group(), count = std::min(split.group(), weight.panels() - first);
-    Panel<T> panels[kMostPanels];
+    Panel<T, W> panels[kMostPanels];
     for (int64_t p = 0; p < count; ++p) panels[p] = weight.panel(first + p);
 
     const int64_t block = index % split.blocks(), row = split.first_row(block);
     const int64_t rows = split.first_row(block + 1) - row;
     alignas(64) PanelSums sums[kMostPanels];
-    multiply_panels(x + row * in, rows, steps, panels, count, sums);
+    sum(x + row * in, rows, steps, panels, count, sums);
     for (int64_t p = 0; p < count; ++p) {
       const int64_t corner = row * weight.features + (first + p) * kPanel;
       store(sums[p], rows, panels[p].features, added == nullptr ? nullptr : added + corner,
             product->y + corner, weight.features);
     }
   };
-  return parallel_for(pool, split.threads(), groups * split.blocks(), std::move(task),
-                      split.threads());
+  return parallel_for(pool, split.threads(), groups * split.blocks(), std::move(task), split.threads());
 }
 
-template <typename T>
-ffi::Future multiply_gated(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_panels, StoreGated<T> store,
-                           const LinearCall& call, const Weight<T>& gate, const Weight<T>& up, T* y) {
+template <typename T, typename W>
+ffi::Future multiply_gated(ffi::ThreadPool& pool, Sums<T, W> sum, StoreGated<T> store, const LinearCall& call,
+                           const Weight<T, W>& gate, const Weight<T, W>& up, T* y) {
   const int64_t in = gate.in, steps = in / kInputsPerStep<T>, features = gate.features;
-  const Split split(pool, scalar(call.live), gate.panels(), 2, steps);
+  const Split split(pool, scalar(call.live), gate.panels(), 2, steps, kStepBytes<T, W>);
   const T* x = data<const T>(call.x);
   auto task = [=](int64_t index) {
     const int64_t first = index / split.blocks() * split.group();
     const int64_t count = std::min(split.group(), gate.panels() - first);
-    Panel<T> panels[kMostPanels];
+    Panel<T, W> panels[kMostPanels];
     for (int64_t p = 0; p < count; ++p) {
       panels[p] = gate.panel(first + p);
       panels[count + p] = up.panel(first + p);
@@ -113,7 +149,7 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_pan
     const int64_t block = index % split.blocks(), row = split.first_row(block);
     const int64_t rows = split.first_row(block + 1) - row;
     alignas(64) PanelSums sums[kMostPanels];
-    multiply_panels(x + row * in, rows, steps, panels, 2 * count, sums);
+    sum(x + row * in, rows, steps, panels, 2 * count, sums);
     for (int64_t p = 0; p < count; ++p) {
       store(sums[p], sums[count + p], rows, panels[p].features, y + row * features + (first + p) * kPanel,
             features);
@@ -124,62 +160,74 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, MultiplyPanels<T> multiply_pan
 }
 
 ffi::Future linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand residual,
-                   ffi::RemainingArgs weights_and_biases, ffi::RemainingRets results) {
+                   ffi::RemainingArgs rest, ffi::RemainingRets results) {
   const LinearCall call{x, layer, live};
   std::string problem = call.problem();
   if (!problem.empty()) return failed("linear: " + problem);
-  if (results.empty() || weights_and_biases.size() != 2 * results.size()) {
-    return failed("linear: every result must have a weight and a bias");
+  if (results.empty() || rest.size() != 3 * results.size()) {
+    return failed("linear: every result must have a weight, its scales and a bias");
   }
-  std::vector<Operand> weights, ys;
-  for (size_t i = 0; i < weights_and_biases.size(); ++i) {
-    weights.push_back(*weights_and_biases.get<Operand>(i));
+  std::vector<WeightOperands> weights;
+  std::vector<Operand> ys;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto operand = [&](size_t place) { return *rest.get<Operand>(3 * i + place); };
+    weights.push_back({operand(0), operand(1), operand(2)});
+    ys.push_back(**results.get<Operand>(i));
   }
-  for (size_t i = 0; i < results.size(); ++i) ys.push_back(**results.get<Operand>(i));
+  const bool is_quantized = weights[0].is_quantized();
 
   const ffi::DataType out = ys[0].element_type();
   if (out != x.element_type() && out != ffi::F32) return failed("linear: y must be float32 or like x");
   for (size_t i = 0; i < ys.size(); ++i) {
     if (!call.is_output(ys[i], out)) return failed("linear: results must be [T, features], in one dtype");
-    problem = call.problem_of("weight " + std::to_string(i), weights[2 * i], weights[2 * i + 1],
-                              ys[i].dimensions()[1]);
+    problem = call.problem_of("weight " + std::to_string(i), weights[i], ys[i].dimensions()[1]);
     if (!problem.empty()) return failed("linear: " + problem);
+    if (weights[i].is_quantized() != is_quantized) return failed("linear: some weights alone are int8");
   }
   if (!is_absent(residual) &&
       (ys.size() != 1 || !call.is_output(residual, x.element_type(), ys[0].dimensions()[1]))) {
     return failed("linear: residual must be like the one result, in the dtype of x");
   }
 
-  const LinearTable& table = kernels().linear;
-  if (!call.has_pairs()) {
-    return multiply<float>(pool, table.multiply_f32, table.store_f32, call, weights, ys, residual);
-  }
-  if (out == ffi::F32) {
-    return multiply<uint16_t>(pool, table.multiply_bf16, table.store_bf16_as_f32, call, weights, ys,
-                              residual);
-  }
-  return multiply<uint16_t>(pool, table.multiply_bf16, table.store_bf16, call, weights, ys, residual);
+  return with_sums(call.has_pairs(), is_quantized, [&](auto sum) {
+    const auto run = [&](auto store) { return multiply(pool, sum, store, call, weights, ys, residual); };
+    const LinearTable& table = kernels().linear;
+    if constexpr (std::is_same_v<typename decltype(sum)::Input, float>) {
+      return run(table.store_f32);
+    } else {
+      return out == ffi::F32 ? run(table.store_bf16_as_f32) : run(table.store_bf16);
+    }
+  });
 }
 
-ffi::Future gated_linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand gate,
-                         Operand gate_bias, Operand up, Operand up_bias, Result y) {
+ffi::Future gated_linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand gate_matrix,
+                         Operand gate_scales, Operand gate_bias, Operand up_matrix, Operand up_scales,
+                         Operand up_bias, Result y) {
   const LinearCall call{x, layer, live};
   std::string problem = call.problem();
   if (!problem.empty()) return failed("gated_linear: " + problem);
   if (!call.is_output(*y, x.element_type())) return failed("gated_linear: y must be [T, features] like x");
   const int64_t features = y->dimensions()[1];
-  problem = call.problem_of("gate", gate, gate_bias, features);
-  if (problem.empty()) problem = call.problem_of("up", up, up_bias, features);
+  const WeightOperands gate{gate_matrix, gate_scales, gate_bias}, up{up_matrix, up_scales, up_bias};
+  problem = call.problem_of("gate", gate, features);
+  if (problem.empty()) problem = call.problem_of("up", up, features);
   if (!problem.empty()) return failed("gated_linear: " + problem);
+  if (gate.is_quantized() != up.is_quantized()) return failed("gated_linear: gate or up alone is int8");
 
-  const LinearTable& table = kernels().linear;
-  const auto run = [&](auto multiply_panels, auto store, auto* out) {
-    using T = std::remove_pointer_t<decltype(out)>;
-    return multiply_gated<T>(pool, multiply_panels, store, call, call.weight<T>(gate, gate_bias, features),
-                             call.weight<T>(up, up_bias, features), out);
-  };
-  return call.has_pairs() ? run(table.multiply_bf16, table.store_gated_bf16, data<uint16_t>(*y))
-                          : run(table.multiply_f32, table.store_gated_f32, data<float>(*y));
+  return with_sums(call.has_pairs(), gate.is_quantized(), [&](auto sum) {
+    using T = typename decltype(sum)::Input;
+    using W = typename decltype(sum)::Stored;
+    const auto run = [&](StoreGated<T> store) {
+      return multiply_gated<T, W>(pool, sum, store, call, call.weight<T, W>(gate, features),
+                                  call.weight<T, W>(up, features), data<T>(*y));
+    };
+    const LinearTable& table = kernels().linear;
+    if constexpr (std::is_same_v<T, float>) {
+      return run(table.store_gated_f32);
+    } else {
+      return run(table.store_gated_bf16);
+    }
+  });
 }
 
 }  // namespace
@@ -197,6 +245,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_linear, Guarded<linear>::call,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_gated_linear, Guarded<gated_linear>::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()

@@ -13,18 +13,27 @@ namespace hexserve {
 // An optional operand that is not there has no elements.
 inline bool is_absent(const Operand& optional) { return optional.element_count() == 0; }
 
-// The weight of one layer, and its bias if it has one.
-template <typename T>
+// The weight of one layer, stored as W, and its bias if it has one.
+template <typename T, typename W>
 struct Weight {
-  const T* data;
+  const W* data;
+  const float* scales;
   const T* bias;
   int64_t in, features;
 
   int64_t panels() const { return (features + kPanel - 1) / kPanel; }
-  Panel<T> panel(int64_t index) const {
+  Panel<T, W> panel(int64_t index) const {
     const int64_t first = index * kPanel;
-    return {data + first * in, bias == nullptr ? nullptr : bias + first, std::min(kPanel, features - first)};
+    return {data + first * in, scales == nullptr ? nullptr : scales + first,
+            bias == nullptr ? nullptr : bias + first, std::min(kPanel, features - first)};
   }
+};
+
+// The weight of all layers; only one of int8 has scales.
+struct WeightOperands {
+  Operand matrix, scales, bias;
+
+  bool is_quantized() const { return matrix.element_type() == ffi::S8; }
 };
 
 // What both have. A `problem` says what is wrong with an operand, and is empty if nothing is.
@@ -53,29 +62,36 @@ struct LinearCall {
            (features < 0 || y.dimensions()[1] == features);
   }
 
-  std::string problem_of(const std::string& name, const Operand& weight, const Operand& bias,
-                         int64_t features) const {
-    const auto shape = weight.dimensions();
-    if (weight.element_type() != x.element_type() || shape.size() != (has_pairs() ? 5 : 4) ||
-        shape[1] != (features + kPanel - 1) / kPanel || shape[2] != (has_pairs() ? in() / 2 : in()) ||
-        shape[3] != kPanel || (has_pairs() && shape[4] != 2)) {
+  std::string problem_of(const std::string& name, const WeightOperands& weight, int64_t features) const {
+    const auto shape = weight.matrix.dimensions();
+    const bool quantized = weight.is_quantized(), pairs = has_pairs() && !quantized;
+    if ((!quantized && weight.matrix.element_type() != x.element_type()) || shape.size() != (pairs ? 5 : 4) ||
+        shape[1] != (features + kPanel - 1) / kPanel || shape[2] != (pairs ? in() / 2 : in()) ||
+        shape[3] != kPanel || (pairs && shape[4] != 2)) {
       return name +
              " is not packed for x and y: [layers, panels, in, 32], or [.., in / 2, 32, 2] in bfloat16";
     }
     if (scalar(layer) < 0 || scalar(layer) >= shape[0]) return "layer is out of range of " + name;
-    if (!is_absent(bias) && (bias.element_type() != x.element_type() || bias.dimensions().size() != 2 ||
-                             bias.dimensions()[0] != shape[0] || bias.dimensions()[1] != features)) {
+    const auto is_row = [&](const Operand& row, ffi::DataType dtype) {
+      return row.element_type() == dtype && row.dimensions().size() == 2 && row.dimensions()[0] == shape[0] &&
+             row.dimensions()[1] == features;
+    };
+    if (quantized ? !is_row(weight.scales, ffi::F32) : !is_absent(weight.scales)) {
+      return "the scales of " + name + " must be float32 [layers, features], where it is int8 alone";
+    }
+    if (!is_absent(weight.bias) && !is_row(weight.bias, x.element_type())) {
       return "the bias of " + name + " must be [layers, features] in the dtype of x";
     }
     return "";
   }
 
   // Of operands that have no problem.
-  template <typename T>
-  Weight<T> weight(const Operand& weight, const Operand& bias, int64_t features) const {
+  template <typename T, typename W>
+  Weight<T, W> weight(const WeightOperands& weight, int64_t features) const {
     const int64_t index = scalar(layer);
-    return {data<const T>(weight) + index * weight.dimensions()[1] * kPanel * in(),
-            is_absent(bias) ? nullptr : data<const T>(bias) + index * features, in(), features};
+    return {data<const W>(weight.matrix) + index * weight.matrix.dimensions()[1] * kPanel * in(),
+            is_absent(weight.scales) ? nullptr : data<const float>(weight.scales) + index * features,
+            is_absent(weight.bias) ? nullptr : data<const T>(weight.bias) + index * features, in(), features};
   }
 };
 

@@ -13,9 +13,25 @@ constexpr int kTileRows = kLanes == 16 ? 12 : 3;
 // Steps of a tile: it stays in L1, and a group's panels of this depth stay in L2.
 constexpr int64_t kDepth = kLanes * 16;
 
+// The weights of vector `v` of the step at `w`.
+template <typename T>
+static inline auto weights_of_step(const T* w, int v) {
+  return load_step(w + v * kLanes * kInputsPerStep<T>);
+}
+template <typename T>
+static inline auto weights_of_step(const int8_t* w, int v) {
+  return expand_step<T>(w + v * kLanes);
+}
+
+template <typename T, typename W>
+static inline void prefetch_step(const W* w) {
+  constexpr int64_t kBytes = kPanel * kInputsPerStep<T> * int64_t(sizeof(W)), kLine = 64;
+  for (int64_t line = 0; line < kBytes; line += kLine) prefetch((const char*)w + kBytesAhead + line);
+}
+
 // `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart.
-template <int rows, typename T>
-static void add_tile(const T* x, const T* panel, int64_t steps, float (*sums)[kPanel]) {
+template <int rows, typename T, typename W>
+static void add_tile(const T* x, const W* panel, int64_t steps, float (*sums)[kPanel]) {
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   Vec sum[rows][kVecsOfPanel];
 #pragma GCC unroll 12
@@ -24,12 +40,11 @@ static void add_tile(const T* x, const T* panel, int64_t steps, float (*sums)[kP
     for (int v = 0; v < kVecsOfPanel; ++v) sum[i][v] = load(sums[i] + v * kLanes);
   }
   for (int64_t step = 0; step < steps; ++step) {
-    const T* w = panel + step * kPanel * kLaneSize;
-    prefetch(w + kStepsAhead * kPanel * kLaneSize);
-    prefetch(w + (kStepsAhead * kPanel + kPanel / 2) * kLaneSize);
-    decltype(load_step(w)) loaded[kVecsOfPanel];
+    const W* w = panel + step * kPanel * kLaneSize;
+    prefetch_step<T>(w);
+    decltype(load_step(x)) loaded[kVecsOfPanel];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecsOfPanel; ++v) loaded[v] = load_step(w + v * kLanes * kLaneSize);
+    for (int v = 0; v < kVecsOfPanel; ++v) loaded[v] = weights_of_step<T>(w, v);
 #pragma GCC unroll 12
     for (int i = 0; i < rows; ++i) {
       const auto input = broadcast_step(x + (i * kDepth + step) * kLaneSize);
@@ -45,12 +60,34 @@ static void add_tile(const T* x, const T* panel, int64_t steps, float (*sums)[kP
 }
 
 // The loop for this many rows, up to `most`.
-template <int most, typename T>
-static inline void add_rows(int64_t rows, const T* x, const T* panel, int64_t steps, float (*sums)[kPanel]) {
+template <int most, typename T, typename W>
+static inline void add_rows(int64_t rows, const T* x, const W* panel, int64_t steps, float (*sums)[kPanel]) {
   if constexpr (most > 1) {
     if (rows < most) return add_rows<most - 1>(rows, x, panel, steps, sums);
   }
   add_tile<most>(x, panel, steps, sums);
+}
+
+// Rows are spread evenly over as few tiles as there can be: a lone last row would cost like six.
+static inline int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+// sums[p] += x weights[p], for `depth` steps; rows of x are `stride` steps apart.
+template <typename T, typename W>
+static void add_depth(const T* x, int64_t stride, int64_t rows, int64_t depth, const W* const* weights,
+                      int64_t count, PanelSums* sums) {
+  constexpr int64_t kLaneSize = kInputsPerStep<T>;
+  const int64_t tiles = tiles_of(rows);
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t first = rows * t / tiles, end = rows * (t + 1) / tiles;
+    // A copy: rows a power of two apart would push one another out of L1.
+    alignas(64) T tile[kTileRows * kDepth * kLaneSize];
+    for (int64_t i = first; i < end; ++i) {
+      memcpy(tile + (i - first) * kDepth * kLaneSize, x + i * stride * kLaneSize, depth * sizeof(float));
+    }
+    for (int64_t p = 0; p < count; ++p) {
+      add_rows<kTileRows>(end - first, tile, weights[p], depth, sums[p] + first);
+    }
+  }
 }
 
 template <typename T>
@@ -63,27 +100,85 @@ static void start_sums(const Panel<T>& panel, int64_t rows, PanelSums& sums) {
 }
 
 template <typename T>
-static void multiply_panels(const T* x, int64_t rows, int64_t steps, const Panel<T>* panels, int64_t count,
+static void start_sums(const Panel<T, int8_t>&, int64_t rows, PanelSums& sums) {
+  memset(sums, 0, rows * sizeof(sums[0]));
+}
+
+// One row's sums += x panel, in one go: there is no other row to share what is in a cache, and memory
+// is read in its order.
+template <typename T, typename W>
+static void add_row(const T* x, const W* panel, int64_t steps, float (&sums)[kPanel]) {
+  Vec sum[kVecsOfPanel];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecsOfPanel; ++v) sum[v] = load(sums + v * kLanes);
+  for (int64_t step = 0; step < steps; ++step) {
+    const W* w = panel + step * kPanel * kInputsPerStep<T>;
+    prefetch_step<T>(w);
+    const auto input = broadcast_step(x + step * kInputsPerStep<T>);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecsOfPanel; ++v) sum[v] = multiply_add(input, weights_of_step<T>(w, v), sum[v]);
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecsOfPanel; ++v) store(sums + v * kLanes, sum[v]);
+}
+
+// With the weights as they are stored.
+template <typename T, typename W>
+static void multiply_panels(const T* x, int64_t rows, int64_t steps, const Panel<T, W>* panels, int64_t count,
                             PanelSums* sums) {
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   for (int64_t p = 0; p < count; ++p) start_sums(panels[p], rows, sums[p]);
-  // Rows are spread evenly over as few tiles as there can be: a lone last row would cost like six.
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  if (rows == 1) {
+    for (int64_t p = 0; p < count; ++p) add_row(x, panels[p].weight, steps, sums[p][0]);
+    return;
+  }
   for (int64_t begin = 0; begin < steps; begin += kDepth) {
     const int64_t depth = steps - begin < kDepth ? steps - begin : kDepth;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t first = rows * t / tiles, end = rows * (t + 1) / tiles;
-      // A copy: rows a power of two apart would push one another out of L1.
-      alignas(64) T tile[kTileRows * kDepth * kLaneSize];
-      for (int64_t i = first; i < end; ++i) {
-        memcpy(tile + (i - first) * kDepth * kLaneSize, x + (i * steps + begin) * kLaneSize,
-               depth * sizeof(float));
-      }
-      for (int64_t p = 0; p < count; ++p) {
-        add_rows<kTileRows, T>(end - first, tile, panels[p].weight + begin * kPanel * kLaneSize, depth,
-                               sums[p] + first);
-      }
+    const W* weights[kMostPanels];
+    for (int64_t p = 0; p < count; ++p) weights[p] = panels[p].weight + begin * kPanel * kLaneSize;
+    add_depth(x + begin * kLaneSize, steps, rows, depth, weights, count, sums);
+  }
+}
+
+template <typename T>
+static void expand_panel(const int8_t* panel, int64_t steps, T* expanded) {
+  constexpr int64_t kLaneSize = kInputsPerStep<T>;
+  for (int64_t step = 0; step < steps; ++step) {
+    const int8_t* w = panel + step * kPanel * kLaneSize;
+    prefetch_step<T>(w);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecsOfPanel; ++v) {
+      store_step(expanded + (step * kPanel + v * kLanes) * kLaneSize, weights_of_step<T>(w, v));
     }
+  }
+}
+
+// One tile of rows expands the weights in registers, more share what is expanded in memory.
+template <typename T>
+static void multiply_quantized(const T* x, int64_t rows, int64_t steps, const Panel<T, int8_t>* panels,
+                               int64_t count, PanelSums* sums) {
+  if (tiles_of(rows) == 1) return multiply_panels(x, rows, steps, panels, count, sums);
+  constexpr int64_t kLaneSize = kInputsPerStep<T>;
+  for (int64_t p = 0; p < count; ++p) start_sums(panels[p], rows, sums[p]);
+  for (int64_t begin = 0; begin < steps; begin += kDepth) {
+    const int64_t depth = steps - begin < kDepth ? steps - begin : kDepth;
+    alignas(64) T expanded[kMostPanels][kDepth * kPanel * kLaneSize];
+    const T* weights[kMostPanels];
+    for (int64_t p = 0; p < count; ++p) {
+      expand_panel(panels[p].weight + begin * kPanel * kLaneSize, depth, expanded[p]);
+      weights[p] = expanded[p];
+    }
+    add_depth(x + begin * kLaneSize, steps, rows, depth, weights, count, sums);
+  }
+}
+
+template <typename T>
+static void scale_sums(const Panel<T, int8_t>& panel, int64_t rows, PanelSums& sums) {
+  for (int v = 0; v < kVecsOfPanel; ++v) {
+    const int64_t begin = v * kLanes, there = panel.features - begin;
+    const Vec scales = load_first(panel.scales + begin, there);
+    const Vec bias = panel.bias == nullptr ? zero() : load_first(panel.bias + begin, there);
+    for (int64_t i = 0; i < rows; ++i) store(sums[i] + begin, fma(load(sums[i] + begin), scales, bias));
   }
 }
 
@@ -110,8 +205,16 @@ static void store_gated(const PanelSums& gate, const PanelSums& up, int64_t rows
 }
 
 constexpr LinearTable kLinear = {
-    multiply_panels<float>,         multiply_panels<uint16_t>,   store_sums<float, float>,
-    store_sums<uint16_t, uint16_t>, store_sums<uint16_t, float>, store_gated<float>,
+    multiply_panels<float, float>,
+    multiply_panels<uint16_t, uint16_t>,
+    multiply_quantized<float>,
+    multiply_quantized<uint16_t>,
+    scale_sums<float>,
+    scale_sums<uint16_t>,
+    store_sums<float, float>,
+    store_sums<uint16_t, uint16_t>,
+    store_sums<uint16_t, float>,
+    store_gated<float>,
     store_gated<uint16_t>,
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 namespace hexserve {
@@ -45,28 +46,48 @@ uint16_t bfloat16(int small) {
   return uint16_t(bits >> 16);
 }
 
-}  // namespace
+// How each kind of panel is laid out (linear_table.h), and what no loop may take in.
+struct Pairs {
+  using Stored = uint16_t;
+  static constexpr Stored kPoison = kNan;
+  static Stored stored(int small) { return bfloat16(small); }
+  static int64_t input(int64_t i) { return i / (2 * kPanel) * 2 + i % 2; }
+  static int64_t output(int64_t i) { return i / 2 % kPanel; }
+};
 
-bool multiplies_right(const KernelTable& table) {
-  // What no loop may take in follows each operand.
+struct Quantized {
+  using Stored = int8_t;
+  static constexpr Stored kPoison = 127;
+  static Stored stored(int small) { return int8_t(small); }
+  static int64_t input(int64_t i) { return i / kPanel; }
+  static int64_t output(int64_t i) { return i % kPanel; }
+};
+
+template <typename Layout>
+bool is_right(MultiplyPanels<uint16_t, typename Layout::Stored> multiply, ScaleSums<uint16_t> scale) {
+  using W = typename Layout::Stored;
+  // Poison follows each operand.
   constexpr int64_t kGap = 1024, kPanelSize = kIn * kPanel;
   const Matrix x = inputs(), weight = weights();
-  std::vector<uint16_t> rows(kRows * kIn + kGap, kNan), matrix(kPanels * (kPanelSize + kGap), kNan);
-  std::vector<uint16_t> biases(kPanels * kPanel, kNan);
+  std::vector<uint16_t> rows(kRows * kIn + kGap, kNan), biases(kPanels * kPanel, kNan);
+  std::vector<W> matrix(kPanels * (kPanelSize + kGap), Layout::kPoison);
+  const std::vector<float> ones(kFeatures, 1.0f);
   for (int64_t i = 0; i < kRows * kIn; ++i) rows[i] = bfloat16(x[i / kIn][i % kIn]);
   for (int64_t o = 0; o < kFeatures; ++o) biases[o] = bfloat16(bias(o));
-  Panel<uint16_t> panels[kPanels];
+  Panel<uint16_t, W> panels[kPanels];
   for (int64_t p = 0; p < kPanels; ++p) {
     const int64_t first = p * kPanel;
-    uint16_t* panel = matrix.data() + p * (kPanelSize + kGap);
+    W* panel = matrix.data() + p * (kPanelSize + kGap);
     for (int64_t i = 0; i < kPanelSize; ++i) {
-      const int64_t step = i / (2 * kPanel), output = i / 2 % kPanel;
-      panel[i] = bfloat16(weight[first + output][2 * step + i % 2]);
+      panel[i] = Layout::stored(weight[first + Layout::output(i)][Layout::input(i)]);
     }
-    panels[p] = {panel, biases.data() + first, std::min(kPanel, kFeatures - first)};
+    panels[p] = {panel, ones.data() + first, biases.data() + first, std::min(kPanel, kFeatures - first)};
   }
   const std::unique_ptr<PanelSums[]> sums(new PanelSums[kPanels]);
-  table.linear.multiply_bf16(rows.data(), kRows, kSteps, panels, kPanels, sums.get());
+  multiply(rows.data(), kRows, kSteps, panels, kPanels, sums.get());
+  if constexpr (std::is_same_v<Layout, Quantized>) {
+    for (int64_t p = 0; p < kPanels; ++p) scale(panels[p], kRows, sums[p]);
+  }
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t o = 0; o < kPanels * kPanel; ++o) {
       const int expected = std::inner_product(x[row].begin(), x[row].end(), weight[o].begin(), bias(o));
@@ -74,6 +95,13 @@ bool multiplies_right(const KernelTable& table) {
     }
   }
   return true;
+}
+
+}  // namespace
+
+bool multiplies_right(const KernelTable& table) {
+  return is_right<Pairs>(table.linear.multiply_bf16, nullptr) &&
+         is_right<Quantized>(table.linear.multiply_bf16_int8, table.linear.scale_bf16);
 }
 
 }  // namespace hexserve

@@ -4,8 +4,8 @@
 
 namespace hexserve {
 
-// Whether the table's matmul of bfloat16 computes a small product as it should: a processor, or
-// what stands between it and us, may not do what it says it does.
+// Whether the table's matmuls of bfloat16, by weights of bfloat16 and of int8, compute a small
+// product as they should: a processor, or what stands between it and us, may not do what it says.
 bool multiplies_right(const KernelTable& table);
 
 }  // namespace hexserve

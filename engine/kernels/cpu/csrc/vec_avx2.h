@@ -71,6 +71,9 @@ static inline Vec widen(__m128i bits) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 static inline Vec load(const uint16_t* p) { return widen(_mm_loadu_si128((const __m128i*)p)); }
+static inline Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 // The first n of kLanes; the others are 0, and are not read.
 static inline __m128i first_bits(const uint16_t* p, int64_t n) {
   if (n >= kLanes) return _mm_loadu_si128((const __m128i*)p);
@@ -139,6 +142,11 @@ static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t n) {
   const __m256i low = _mm256_cvtepu16_epi32(first_bits(a, n));
   const __m256i high = _mm256_cvtepu16_epi32(first_bits(b, n));
   return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
+}
+// Of values that bfloat16 holds exactly: the upper half of each lane.
+static inline Pairs pair_up(Vec first, Vec second) {
+  const __m256i shifted = _mm256_srli_epi32(_mm256_castps_si256(first), 16);
+  return _mm256_blend_epi16(shifted, _mm256_castps_si256(second), 0xaa);
 }
 static inline Pairs broadcast_pair(const uint16_t* p) {
   int32_t pair;

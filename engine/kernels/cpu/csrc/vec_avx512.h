@@ -70,6 +70,9 @@ static inline Vec widen(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 static inline Vec load(const uint16_t* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
+static inline Vec load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 static inline Vec load_first(const uint16_t* p, int64_t n) {
   return widen(_mm256_maskz_loadu_epi16(first(n), p));
 }
@@ -142,6 +145,12 @@ static inline Pairs pair_up(const uint16_t* a, const uint16_t* b, int64_t n) {
                                          38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m256i low = _mm256_maskz_loadu_epi16(first(n), a), high = _mm256_maskz_loadu_epi16(first(n), b);
   return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), order, _mm512_castsi256_si512(high));
+}
+// Of values that bfloat16 holds exactly: the upper half of each lane.
+static inline Pairs pair_up(Vec first, Vec second) {
+  const __m512i upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return _mm512_mask_shuffle_epi8(_mm512_castps_si512(second), 0x3333333333333333, _mm512_castps_si512(first),
+                                  upper);
 }
 static inline Pairs broadcast_pair(const uint16_t* p) {
   int32_t pair;
