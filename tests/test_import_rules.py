@@ -40,7 +40,10 @@ ACCELERATED = {"jax", "jaxlib", "torch", "ray", "libtpu"}
 JAX_FREE_ROOMS = COMMON | {"router", "protos", "kvtransfer", "benchmarks"}
 MOVES_ARRAYS = {"kvtransfer.array_transfer"}
 """The jax transport's dealings with jax; only what hosts workers imports it, when it is wanted."""
-MEASURES_KERNELS = {f"benchmarks.{name}" for name in ("kernels", "kernel_cases", "kernel_floors")}
+MEASURES_KERNELS = {
+    f"benchmarks.{name}"
+    for name in ("kernels", "kernel_cases", "kernel_floors", "kv_device", "kv_by_hand")
+}
 """Run the engine's kernels in their own process; other benchmarks load no jax."""
 JAX_FREE_ENGINE = {
     f"engine.{name}"
