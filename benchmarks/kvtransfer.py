@@ -134,28 +134,30 @@ async def _rounds(folder: Path, mib: int, rounds: int) -> Measured:
     raw = await asyncio.open_unix_connection(folder / "raw.sock", limit=2**22)
     devices = await asyncio.open_unix_connection(folder / "device.sock")
     number = 0
-    for round_ in range(rounds + 1):  # the first one warms up
-        for way in WAYS:
-            began = time.perf_counter()
-            seconds = None
-            if way in endpoints:
-                seconds = await _fetch(sink, endpoints[way], number.to_bytes(8, "big"), kept)
-                number += 1
-            elif way in BETWEEN_DEVICES:
-                seconds = await _ask(*devices, way)
-            elif way == "copies":
-                np.copyto(buffer, source)
-                np.copyto(target, buffer)
-            elif way == "bare grpc":
-                await _take_bare(bare, target)
-            else:
-                await _take_raw(*raw, target)
-            if round_:
-                measured.seconds[way].append(seconds or time.perf_counter() - began)
-    for _, writer in (raw, devices):
-        writer.close()
-    await bare.close()
-    await sink.close()
+    try:
+        for round_ in range(rounds + 1):  # the first one warms up
+            for way in WAYS:
+                began = time.perf_counter()
+                seconds = None
+                if way in endpoints:
+                    seconds = await _fetch(sink, endpoints[way], number.to_bytes(8, "big"), kept)
+                    number += 1
+                elif way in BETWEEN_DEVICES:
+                    seconds = await _ask(*devices, way)
+                elif way == "copies":
+                    np.copyto(buffer, source)
+                    np.copyto(target, buffer)
+                elif way == "bare grpc":
+                    await _take_bare(bare, target)
+                else:
+                    await _take_raw(*raw, target)
+                if round_:
+                    measured.seconds[way].append(seconds or time.perf_counter() - began)
+    finally:  # uvloop does not come to an end with an open gRPC channel
+        for _, writer in (raw, devices):
+            writer.close()
+        await bare.close()
+        await sink.close()
     return measured
 
 
