@@ -99,7 +99,8 @@ class JaxRunner:
             self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
         nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
         exported = self._programs.export_kv(self._pools, nowhere, none)
-        self._pools = self._programs.import_kv(self._pools, nowhere, none, exported)
+        for chunk in exported, jax.device_get(exported):  # two programs to jax
+            self._pools = self._programs.import_kv(self._pools, nowhere, none, chunk)
         self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
         self.wait()
