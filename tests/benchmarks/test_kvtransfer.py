@@ -42,6 +42,6 @@ def test_devices_that_end_are_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kvtransfer, "BETWEEN_DEVICES", ("no such way",))
-    monkeypatch.setattr(kvtransfer, "WAYS", ("no such way",))
+    monkeypatch.setattr(kvtransfer, "_ORDER", ("no such way",))
     assert kvtransfer.main(["--sizes=1", "--rounds=1"]) == 1
     assert "benchmarks.kv_device" in capfd.readouterr().out
