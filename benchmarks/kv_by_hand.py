@@ -21,13 +21,13 @@ Pools = tuple[jax.Array, ...]
 
 
 class ByHand:
-    """Two such pools, on one device each, of random values and of zeros."""
+    """Two such pools, on the first device and on the second, of random values and of zeros."""
 
     def __init__(
         self, kernels: Kernels, pool: tuple[int, ...], source: np.ndarray, target: np.ndarray
     ) -> None:
         """`pool` is the shape of K; the KV moves from the slots `source` to `target`, int32 [n]."""
-        here, self._there = jax.devices()
+        here, self._there = jax.devices()[:2]
         rng = np.random.default_rng(0)
         self._source = tuple(
             jax.device_put(rng.standard_normal(pool, np.float32), here) for _ in "kv"

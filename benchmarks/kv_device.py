@@ -3,13 +3,13 @@
     python -m benchmarks.kv_device FOLDER MIB
 
 Moves MIB mebibytes each time it is asked to, at the Unix socket "device.sock" in FOLDER: a line
-names one of WAYS, the answer is a line with the seconds until the KV lay in the other pool. The
+says by which way, the answer is a line with the seconds until the KV lay in the other pool. The
 devices are two virtual ones of the CPU. Prints "serving" once it does, and ends with its standard
-input.
+input; with status 1, if a way fails.
 
-`device` and `jax` are fetches between two engines' pools, read and written by the engines' own
-programs; both ends of `jax` are in this process as well. What limits `device` is the same KV moved
-by hand, at once or in chunks of the engine's size; see benchmarks.kv_by_hand.
+"device" and "jax" are fetches between two engines' pools, read and written by the engines' own
+programs; both ends of jax are in this process as well. What limits device is the same KV moved by
+hand, "at once" or "in chunks" of the engine's size; see benchmarks.kv_by_hand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from kvtransfer import (
 )
 from kvtransfer.array_transfer import ArrayTransfer
 
-WAYS = ("device", "at once", "in chunks", "jax")
 BLOCK_SIZE = 32
 _SPARE_BLOCKS = 8
 """Of each pool, which the KV leaves free."""

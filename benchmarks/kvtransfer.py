@@ -46,7 +46,7 @@ WAYS = ("shm", "copies", "grpc", "bare grpc", "raw socket", *BETWEEN_DEVICES)
 _ORDER = (
     "shm", "copies", "device", "grpc", "at once", "bare grpc", "in chunks", "raw socket", "jax"
 )  # fmt: skip
-"""Of a round: no process runs two of its ways one after the other, the second in warm caches."""
+"""Of a round. Between devices, a way right after another one would find its caches warm."""
 TARGETS = {
     "shm": (("copies",), 0.8),
     "grpc": (("bare grpc",), 0.85),
@@ -123,7 +123,7 @@ def _measure(mib: int, rounds: int) -> Measured:
             process.wait_for("serving", time.monotonic() + _START_S)
         try:
             return uvloop.run(_rounds(Path(name), mib, rounds))
-        except (EOFError, ConnectionError):
+        except asyncio.IncompleteReadError:  # an answer of theirs
             devices.fail()
 
 
@@ -198,7 +198,7 @@ async def _take_raw(
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> float:
-    """The seconds that `way` took in benchmarks.kv_device. Raises EOFError when it has ended."""
+    """The seconds that `way` took in benchmarks.kv_device. IncompleteReadError: it has ended."""
     writer.write(f"{way}\n".encode())
     return float((await reader.readuntil()).decode())
 
