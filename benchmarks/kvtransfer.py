@@ -1,12 +1,14 @@
-"""KV transfers between two processes, each transport beside its own limit.
+"""KV transfers between processes and between devices, each transport beside its own limit.
 
     python -m benchmarks.kvtransfer [--sizes 1,16,64,256] [--rounds 5] [--json FILE] [--check]
 
 A round fetches the KV once by each transport, copies every chunk to where it shall stay, and
 measures the limits beside it: for shm one copy of everything into a buffer and one out of it, one
 after the other, in one process; for gRPC a bare byte stream of the same size over the same kind of
-socket; and a raw socket. A fetch is timed from the pull on: it has been claimed before, while the
-prompt was still being computed. A share is the median of the rounds' ratios: 1.00 is as fast as
+socket; and a raw socket. Between two engines' pools in one process it fetches by device, beside
+the same KV moved by hand in jax.numpy, at once or in chunks, whichever is faster; and by jax, which
+has no target. A fetch is timed from the pull on: it has been claimed before, while the prompt was
+still being computed. A share is the median of the rounds' ratios: 1.00 is as fast as
 the limit. Checksums are on, as always.
 
 Exit status: 0; with --check, 1 when a share is below its target; 2 for a wrong command line.
@@ -36,11 +38,21 @@ from benchmarks.router_processes import StartError, running_module
 from benchmarks.stats import host_info, median
 from kvtransfer import CHANNEL_OPTIONS, KVSink, keep_freed_buffers
 
-_PIPE_WIDTH = 110
+_PIPE_WIDTH = 140
 _START_S = 60.0
-TARGETS = {"shm": ("copies", 0.8), "grpc": ("bare grpc", 0.85)}
-"""Transport → its limit and the least share of it."""
-WAYS = ("shm", "copies", "grpc", "bare grpc", "raw socket")
+BETWEEN_DEVICES = ("device", "at once", "in chunks", "jax")
+"""What benchmarks.kv_device runs."""
+WAYS = ("shm", "copies", "grpc", "bare grpc", "raw socket", *BETWEEN_DEVICES)
+_ORDER = (
+    "shm", "copies", "device", "grpc", "at once", "bare grpc", "in chunks", "raw socket", "jax"
+)  # fmt: skip
+"""Of a round. Between devices, a way right after another one would find its caches warm."""
+TARGETS = {
+    "shm": (("copies",), 0.8),
+    "grpc": (("bare grpc",), 0.85),
+    "device": (("at once", "in chunks"), 0.9),
+}
+"""Transport → what limits it, the fastest of these, and the least share of it."""
 
 
 @dataclass(slots=True)
@@ -53,17 +65,21 @@ class Measured:
     def gib_s(self, way: str) -> float:
         return self.mib / 1024 / (median(self.seconds[way]) or 1)
 
+    def limit(self, transport: str) -> str:
+        """The way that limits it."""
+        return max(TARGETS[transport][0], key=self.gib_s)
+
     def share(self, transport: str) -> float:
         """Of its limit's speed."""
-        limit, _ = TARGETS[transport]
+        limit = self.limit(transport)
         pairs = zip(self.seconds[limit], self.seconds[transport], strict=True)
         return median(bound / own for bound, own in pairs) or 0.0
 
     def missed(self) -> list[str]:
         return [
-            f"{transport} at {self.mib:.0f} MiB: {self.share(transport):.2f} of {limit}, "
-            f"target {least:.2f}"
-            for transport, (limit, least) in TARGETS.items()
+            f"{transport} at {self.mib:.0f} MiB: {self.share(transport):.2f} of "
+            f"{self.limit(transport)}, target {least:.2f}"
+            for transport, (_, least) in TARGETS.items()
             if self.share(transport) < least
         ]
 
@@ -99,9 +115,16 @@ def _measure(mib: int, rounds: int) -> Measured:
         running_module(
             Path(name) / "peer.log", "benchmarks.kv_peer", name, str(mib), str(transfers)
         ) as peer,
+        running_module(
+            Path(name) / "device.log", "benchmarks.kv_device", name, str(mib)
+        ) as devices,
     ):
-        peer.wait_for("serving", time.monotonic() + _START_S)
-        return uvloop.run(_rounds(Path(name), mib, rounds))
+        for process in (peer, devices):
+            process.wait_for("serving", time.monotonic() + _START_S)
+        try:
+            return uvloop.run(_rounds(Path(name), mib, rounds))
+        except asyncio.IncompleteReadError:  # an answer of theirs
+            devices.fail()
 
 
 async def _rounds(folder: Path, mib: int, rounds: int) -> Measured:
@@ -113,26 +136,32 @@ async def _rounds(folder: Path, mib: int, rounds: int) -> Measured:
     endpoints = {"shm": f"shm://{folder}/shm.sock", "grpc": f"grpc+unix://{folder}/grpc.sock"}
     bare = grpc.aio.insecure_channel(f"unix:{folder}/grpc.sock", options=CHANNEL_OPTIONS)
     raw = await asyncio.open_unix_connection(folder / "raw.sock", limit=2**22)
+    devices = await asyncio.open_unix_connection(folder / "device.sock")
     number = 0
-    for round_ in range(rounds + 1):  # the first one warms up
-        for way in WAYS:
-            began = time.perf_counter()
-            seconds = None
-            if way in endpoints:
-                seconds = await _fetch(sink, endpoints[way], number.to_bytes(8, "big"), kept)
-                number += 1
-            elif way == "copies":
-                np.copyto(buffer, source)
-                np.copyto(target, buffer)
-            elif way == "bare grpc":
-                await _take_bare(bare, target)
-            else:
-                await _take_raw(*raw, target)
-            if round_:
-                measured.seconds[way].append(seconds or time.perf_counter() - began)
-    raw[1].close()
-    await bare.close()
-    await sink.close()
+    try:
+        for round_ in range(rounds + 1):  # the first one warms up
+            for way in _ORDER:
+                began = time.perf_counter()
+                seconds = None
+                if way in endpoints:
+                    seconds = await _fetch(sink, endpoints[way], number.to_bytes(8, "big"), kept)
+                    number += 1
+                elif way in BETWEEN_DEVICES:
+                    seconds = await _ask(*devices, way)
+                elif way == "copies":
+                    np.copyto(buffer, source)
+                    np.copyto(target, buffer)
+                elif way == "bare grpc":
+                    await _take_bare(bare, target)
+                else:
+                    await _take_raw(*raw, target)
+                if round_:
+                    measured.seconds[way].append(seconds or time.perf_counter() - began)
+    finally:  # uvloop does not come to an end with an open gRPC channel
+        for _, writer in (raw, devices):
+            writer.close()
+        await bare.close()
+        await sink.close()
     return measured
 
 
@@ -168,13 +197,19 @@ async def _take_raw(
         place += len(data)
 
 
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> float:
+    """The seconds that `way` took in benchmarks.kv_device. IncompleteReadError: it has ended."""
+    writer.write(f"{way}\n".encode())
+    return float((await reader.readuntil()).decode())
+
+
 def _table(results: list[Measured]) -> Table:
-    table = Table(title="KV transfers between two processes, GiB/s")
+    table = Table(title="KV transfers, GiB/s")
     table.add_column("MiB", justify="right")
     for way in WAYS:
         table.add_column(way, justify="right")
-    for transport, (limit, least) in TARGETS.items():
-        table.add_column(f"{transport} / {limit} (≥ {least})", justify="right")
+    for transport, (limits, least) in TARGETS.items():
+        table.add_column(f"{transport} / {' or '.join(limits)} (≥ {least})", justify="right")
     for each in results:
         table.add_row(
             f"{each.mib:.0f}",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 
@@ -55,6 +56,13 @@ class LoggedProcess:
         while text not in self.output:
             self.check(deadline)
             time.sleep(_POLL_S)
+
+    def fail(self) -> NoReturn:
+        """Raises StartError as `check` does, of a process whose end is seen elsewhere already."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+        self.check(time.monotonic())
+        raise AssertionError("the deadline is over")
 
     def end(self) -> None:
         """Close its standard input and send SIGTERM; SIGKILL if it is still there later."""

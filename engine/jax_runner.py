@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from engine import sampling
 from engine.batches import pack_batch, pack_sampling
@@ -29,7 +28,7 @@ from engine.plan import (
     StepPlan,
 )
 from engine.programs import ProgramShape, smallest
-from engine.sharding import copies_directly, sharding_of
+from engine.sharding import copies_directly, sharding_of, views_directly
 from engine.step_programs import POOL_AXES, StepPrograms
 from engine.types import TokenLogprobs
 from telemetry.progress import progress
@@ -100,11 +99,16 @@ class JaxRunner:
             self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
         nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
         exported = self._programs.export_kv(self._pools, nowhere, none)
-        self._pools = self._programs.import_kv(self._pools, nowhere, none, exported)
+        for chunk in exported, jax.device_get(exported):  # two programs to jax
+            self._pools = self._programs.import_kv(self._pools, nowhere, none, chunk)
         self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
-        jax.block_until_ready((self._pools, self._counts))
+        self.wait()
         self._compiles.reset()
+
+    def wait(self) -> None:
+        """Until all that was run has been done: a step may return before its copies have."""
+        jax.block_until_ready((self._pools, self._counts))
 
     @property
     def compiles_after_warm_up(self) -> int:
@@ -183,7 +187,7 @@ class JaxRunner:
 
     def _run_import(self, entry: ImportKV) -> None:
         count = np.int32(len(entry.slots))
-        chunk = tuple(self._placed(array) for array in entry.arrays)
+        chunk = tuple(self._whole(array) for array in entry.arrays)
         slots = self._padded_slots(entry.slots)
         self._pools = self._programs.import_kv(self._pools, slots, count, chunk)
         if any(isinstance(array, np.ndarray) for array in entry.arrays):
@@ -191,17 +195,20 @@ class JaxRunner:
             # its own arrays until they have been read.
             jax.block_until_ready(self._pools)
 
-    def _placed(self, array: Any) -> Array:
-        """One whole chunk on this engine's devices, ready to be imported."""
+    def _whole(self, array: Any) -> Any:
+        """One whole chunk, on this engine's devices or the host, ready to be imported."""
         target = self._programs.chunk_sharding
-        if isinstance(array, jax.Array) and not copies_directly(array, target):
-            array = np.asarray(array)  # the other engine has its heads on more devices, or fewer
+        if isinstance(array, jax.Array):
+            if copies_directly(array, target) and not views_directly(array, target):
+                return jax.device_put(array, target)
+            # A view; or a copy, where the other engine has its heads on more devices, or fewer.
+            array = np.asarray(array)
         if array.shape[1] < self._chunk_tokens:
             layers, count, *rest = array.shape
             whole = np.zeros((layers, self._chunk_tokens, *rest), array.dtype)
             whole[:, :count] = array
             array = whole
-        return jax.device_put(array, target)
+        return array
 
     def _run_copy_blocks(self, entry: CopyBlocks) -> None:
         for begin in range(0, max(1, len(entry.sources)), BLOCK_COPIES):

@@ -44,6 +44,17 @@ def copies_directly(array: jax.Array, target: NamedSharding) -> bool:
     return shape == target.shard_shape(array.shape)
 
 
+def views_directly(array: jax.Array, target: NamedSharding) -> bool:
+    """Whether a program on the one device of `target` reads `array` where it lies, by the host.
+
+    Virtual CPU devices share their memory; `device_put` would copy from one to another.
+    """
+    if array.sharding.num_devices != 1 or target.num_devices != 1:
+        return False
+    (here,), (there,) = array.devices(), target.mesh.devices.flat
+    return here.platform == there.platform == "cpu"
+
+
 def sharding_of(axes: Sequence[str | None], mesh: Mesh) -> NamedSharding:
     """The sharding of an array with these logical axes.
 

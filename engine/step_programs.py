@@ -67,10 +67,16 @@ class StepPrograms:
         self.chunk_sharding = sharding_of((None,) * 4 if self._heads_differ else _CHUNK_AXES, mesh)
         self._export = shard(self._export_shard, in_specs=(pools, *copy), out_specs=chunk)
         self._import = shard(self._import_shard, in_specs=(pools, *copy, chunk), out_specs=pools)
+        in_place = KVPools(*[sharding_of(POOL_AXES, mesh)] * 2)
+        everywhere = sharding_of((), mesh)
         self.export_kv: Callable[..., tuple[Array, ...]] = jax.jit(
             self._export_chunk, out_shardings=self.chunk_sharding
         )
-        self.import_kv: Callable[..., KVPools] = jax.jit(self._import_chunk, donate_argnums=0)
+        self.import_kv: Callable[..., KVPools] = jax.jit(
+            self._import_chunk,
+            in_shardings=(in_place, everywhere, everywhere, (self.chunk_sharding,) * 2),
+            donate_argnums=0,
+        )
         self.copy_blocks: Callable[..., KVPools] = jax.jit(
             shard(self._copy_shard, in_specs=(pools, *copy, _REPLICATED), out_specs=pools),
             donate_argnums=0,

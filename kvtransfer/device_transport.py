@@ -1,7 +1,8 @@
 """device: both ends in one process; chunks are handed over as the owner's device arrays.
 
 Nothing is serialised: control frames are the message objects, in a queue per direction, and a
-chunk is a reference to arrays that the reading engine copies to its own devices (ICI on TPU).
+chunk is a reference to arrays that the reading engine copies to its own devices (ICI on TPU), or
+reads where they lie (CPU).
 So there are no bytes to take a checksum of, and a chunk is only as whole as the devices' own
 copies are. Arrays are freed when nobody refers to them any more, which a copy that runs does:
 no buffer is used again before it has been read.

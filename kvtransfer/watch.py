@@ -29,12 +29,18 @@ class Watch:
         """Returns when `predicate()` holds. Raises the failure, or TimeoutError."""
         if self._holds(predicate):
             return
+        if timeout_s is None:  # a chunk has several such waits
+            await self._until(predicate)
+            return
         async with asyncio.timeout(timeout_s):
-            while True:
-                self._changed.clear()
-                await self._changed.wait()
-                if self._holds(predicate):
-                    return
+            await self._until(predicate)
+
+    async def _until(self, predicate: Callable[[], bool]) -> None:
+        while True:
+            self._changed.clear()
+            await self._changed.wait()
+            if self._holds(predicate):
+                return
 
     def _holds(self, predicate: Callable[[], bool]) -> bool:
         if self.failure is not None:

@@ -42,8 +42,11 @@ MOVES_ARRAYS = {"kvtransfer.array_transfer"}
 """The jax transport's dealings with jax; only what hosts workers imports it, when it is wanted."""
 MEASURES_ENGINE = {
     f"benchmarks.{name}"
-    for name in ("kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps")
-}
+    for name in (
+        "kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps", "kv_device",
+        "kv_by_hand",
+    )
+}  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
 JAX_FREE_ENGINE = {
     f"engine.{name}"

@@ -1,4 +1,4 @@
-"""benchmarks.kvtransfer between two real processes, at a small size."""
+"""benchmarks.kvtransfer between real processes and devices, at a small size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_it_measures_every_way_beside_its_limit(
 ) -> None:
     file = tmp_path / "kv.json"
     assert kvtransfer.main(["--sizes=4", "--rounds=2", f"--json={file}"]) == 0
-    assert "KV transfers between two processes" in capfd.readouterr().out
+    assert "KV transfers" in capfd.readouterr().out
     (measured,) = json.loads(file.read_text())["sizes"]
     assert measured["mib"] == pytest.approx(4, rel=0.05)
     assert measured["seconds"].keys() == set(kvtransfer.WAYS)
@@ -26,6 +26,22 @@ def test_it_measures_every_way_beside_its_limit(
 
 
 def test_a_share_below_its_target_is_named() -> None:
-    seconds = {"shm": [2.0, 4.0], "copies": [1.0, 1.0], "grpc": [1.0, 1.0], "bare grpc": [1.0, 1.0]}
+    seconds = {way: [1.0, 1.0] for way in kvtransfer.WAYS} | {"shm": [2.0, 4.0]}
     (line,) = Measured(16, seconds).missed()
     assert line == "shm at 16 MiB: 0.38 of copies, target 0.80"
+
+
+def test_the_faster_way_by_hand_is_the_limit() -> None:
+    seconds = {way: [2.0, 2.0] for way in kvtransfer.WAYS}
+    (line,) = Measured(16, seconds | {"in chunks": [1.0, 1.5]}).missed()
+    assert line == "device at 16 MiB: 0.62 of in chunks, target 0.90"
+    assert Measured(16, seconds | {"device": [1.0, 1.0]}).missed() == []
+
+
+def test_devices_that_end_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kvtransfer, "BETWEEN_DEVICES", ("no such way",))
+    monkeypatch.setattr(kvtransfer, "_ORDER", ("no such way",))
+    assert kvtransfer.main(["--sizes=1", "--rounds=1"]) == 1
+    assert "benchmarks.kv_device" in capfd.readouterr().out

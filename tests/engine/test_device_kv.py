@@ -110,11 +110,10 @@ def test_bfloat16_bits(prefill: int, decode: int) -> None:
 
 
 @pytest.mark.parametrize("heads", ["divided", "filled up"])
-@pytest.mark.parametrize("count", [1, 2])
 def test_engines_on_equally_many_devices_do_not_use_the_host(
-    heads: str, count: int, monkeypatch: pytest.MonkeyPatch
+    heads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = pair(heads, count, count)
+    source, target = pair(heads, 2, 2)
     put(source, 0, 5, random_kv(HEADS[heads][1], 5, np.float32))
     moved = taken(source, 0, 5, on_device=True)
 
@@ -123,6 +122,23 @@ def test_engines_on_equally_many_devices_do_not_use_the_host(
 
     monkeypatch.setattr(type(moved[0]), "_value", property(fetched))
     put(target, 0, 5, moved)
+
+
+def test_engines_on_one_cpu_device_each_share_a_chunk_instead_of_copying_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, target = pair("divided", 1, 1)
+    wanted = random_kv(4, 5, np.float32)
+    put(source, 0, 5, wanted)
+    moved = taken(source, 0, 5, on_device=True)
+
+    def copied(*_: object) -> None:
+        raise AssertionError("a chunk was copied from device to device")
+
+    monkeypatch.setattr(jax, "device_put", copied)
+    put(target, 3, 5, moved)
+    for found, array in zip(taken(target, 3, 5), wanted, strict=True):
+        assert found.tobytes() == array.tobytes()
 
 
 def test_an_export_on_devices_is_a_copy_of_its_own() -> None:
