@@ -98,8 +98,9 @@ class _Bench:
         self._block_size = built.limits.block_size
         self._blocks = built.limits.num_blocks
         self._token_bytes = sum(array.bytes_per_token for array in built.arrays)
+        # An embedding of its own is no matmul, and is read by rows.
         matrices = {name: p for name, p in runner._params.items() if hasattr(p, "matrix")}
-        arrays = jax.tree.leaves([p.matrix for name, p in matrices.items() if name != "embedding"])
+        arrays = jax.tree.leaves([p.matrix for p in matrices.values()])
         self._weight_bytes = float(sum(array.nbytes for array in arrays))
         head = matrices["head"].matrix
         self._head_flops = 2.0 * math.prod(head.shape)
@@ -158,7 +159,7 @@ def gap(built: BuiltEngine, runner: JaxRunner, sequences: int, steps: int = 60) 
         prompt = tuple(range(10, 42))
         request = SequenceRequest(_sequence(index), COLOCATED, prompt, GREEDY, (), b"")
         built.engine.submit(Add(request))
-    for _ in range(4):
+    while built.engine.load().waiting_tokens or built.engine.load().running < sequences:
         built.engine.step()
     gaps = []
     for _ in range(steps):

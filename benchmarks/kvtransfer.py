@@ -193,6 +193,8 @@ async def _take_raw(
     writer.write(b"x")
     while place < len(target):
         data = await reader.read(min(PIECE, len(target) - place))
+        if not data:
+            raise asyncio.IncompleteReadError(b"", len(target) - place)
         target[place : place + len(data)] = np.frombuffer(data, np.uint8)
         place += len(data)
 

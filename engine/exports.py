@@ -10,9 +10,9 @@ from engine.sequence import Sequence, SequenceState
 class Exports:
     """By transfer id, from the prefill's admission until its KV has been fetched.
 
-    Together they hold at most `most_blocks`; one alone may hold more. What they hold comes back
-    as readers fetch it, which no admission here can hold up: so whatever waits for that is
-    admitted in the end.
+    Another is admitted while they hold less than `most_blocks`, which they exceed by one prompt
+    at most. What they hold comes back as readers fetch it, which no admission here can hold up:
+    so whatever waits for that is admitted in the end.
     """
 
     def __init__(self, most_blocks: int) -> None:
@@ -32,20 +32,14 @@ class Exports:
         if self._sequences.get(sequence.request.transfer_id) is sequence:
             del self._sequences[sequence.request.transfer_id]
 
-    def has_room(self, blocks: int) -> bool:
-        """Whether a prefill of so many blocks may be admitted beside the others."""
-        return not self._sequences or self._held + blocks <= self._most_blocks
-
     @property
     def full(self) -> bool:
-        return not self.has_room(1)
+        """No prefill may be admitted beside these."""
+        held = sum(len(sequence.blocks) for sequence in self)
+        return bool(self._sequences) and held >= self._most_blocks
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError when they are not those of `sequences` that export KV."""
         states = (SequenceState.PREFILLING, SequenceState.EXPORTED)
         wanted = {s.id for s in sequences if s.state in states and not s.decodes_here}
         assert wanted == {s.id for s in self}, "the exports differ"
-
-    @property
-    def _held(self) -> int:
-        return sum(len(sequence.blocks) for sequence in self)

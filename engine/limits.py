@@ -17,8 +17,8 @@ class Limits:
         max_batch_tokens: tokens of one step; a prompt that is longer is computed in chunks.
         max_waiting: sequences in the queue; one more is rejected.
         max_model_len: prompt and output tokens of one sequence.
-        max_exported_fraction: share of the blocks that prefills for other workers may hold,
-            from their admission until they have been fetched. One alone may exceed it.
+        max_exported_fraction: share of the blocks that prefills for other workers hold, from
+            their admission until they have been fetched, at which no further one begins.
     """
 
     max_seqs: int

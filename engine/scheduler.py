@@ -209,8 +209,8 @@ class Scheduler:
             free_blocks=self.pool.free,
             running_blocks=owned - exported,
             exported_blocks=exported,
-            export_limited=self._exports.full
-            or bool(self._waiting and not self._may_export(self._waiting[0])),
+            # While prompts are computed it is they that the next one waits for.
+            export_limited=self._exports.full and not self._prefilling,
         )
 
     def check_invariants(self) -> None:
@@ -273,11 +273,8 @@ class Scheduler:
 
     def _can_admit(self, sequence: Sequence) -> bool:
         needed = self.pool.blocks_for(self._kv_tokens(sequence))
-        return bool(self._slots) and needed <= self.pool.free and self._may_export(sequence)
-
-    def _may_export(self, sequence: Sequence) -> bool:
-        blocks = self.pool.blocks_for(self._kv_tokens(sequence))
-        return sequence.decodes_here or self._exports.has_room(blocks)
+        limited = not sequence.decodes_here and self._exports.full
+        return bool(self._slots) and needed <= self.pool.free and not limited
 
     def _admit(self) -> None:
         while self._waiting and self._can_admit(self._waiting[0]):

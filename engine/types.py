@@ -174,7 +174,7 @@ class Load:
     Blocks are counted by owner: free + cached + running + exported = total.
     `step_age_s` is how long the step now running has been running, 0 when idle; `compiles`
     how many programs were compiled after the warm-up, 0 in a sound engine. `export_limited`:
-    prefills wait because too many blocks are exported already.
+    no prefill begins before readers have fetched what is exported.
     """
 
     waiting: int = 0

@@ -29,6 +29,7 @@ from kvtransfer.errors import (
     SharedMemoryFull,
     SourceUnreachable,
     TransferAborted,
+    TransferNotNeeded,
     TransferTimeout,
     UnknownTransfer,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "SourceUnreachable",
     "TransferAborted",
     "TransferCounts",
+    "TransferNotNeeded",
     "TransferTimeout",
     "UnknownTransfer",
     "array_method",

@@ -35,6 +35,7 @@ PARKED_S = 120.0
 """Arrays that nobody has pulled for so long are dropped: their reader is gone."""
 CONNECT_S = 1.0
 """How long a transfer server that was never pulled from may take to accept a connection."""
+MOST_CONNECTIONS = 256
 PULL_S = 30.0
 """How long the pull of one chunk may take."""
 
@@ -77,6 +78,7 @@ class ArrayTransfer:
             async with asyncio.timeout(PULL_S):
                 pulled = await _in_daemon_thread(lambda: self._pull(parked, specs))
         except TimeoutError:
+            self._connections.pop(parked.address, None)
             raise TransferTimeout(f"a chunk was not pulled within {PULL_S:g} s") from None
         except jax.errors.JaxRuntimeError as error:
             self._connections.pop(parked.address, None)
@@ -100,6 +102,8 @@ class ArrayTransfer:
         if connection is None:
             connection = self._server.connect(parked.address)
             self._connections[parked.address] = connection
+            while len(self._connections) > MOST_CONNECTIONS:  # of sources that are no more
+                del self._connections[next(iter(self._connections))]
         pulled: list[list[jax.Array]] = connection.pull(parked.uuid, specs, timeout=_in(PULL_S))
         return jax.block_until_ready(pulled)
 

@@ -53,9 +53,9 @@ class TransferCounts:
     reads: int = 0
     failures: dict[str, int] = field(default_factory=dict)
 
-    def failed(self, cause: str) -> None:
-        """A transfer ended badly; `cause` is one of CAUSES."""
-        self.failures[cause] = self.failures.get(cause, 0) + 1
+    def failed(self, cause: str, count: int = 1) -> None:
+        """So many transfers ended badly; `cause` is one of CAUSES."""
+        self.failures[cause] = self.failures.get(cause, 0) + count
 
 
 class TransferBooks:

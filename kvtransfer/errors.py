@@ -7,6 +7,7 @@
     ├── UnknownTransfer     the source was never offered this transfer, or it is over
     ├── IntegrityError      a chunk is not the one expected, or its checksum is wrong
     ├── TransferAborted     the source gave the transfer up; its message says why
+    ├── TransferNotNeeded   the request has ended without its KV: no failure of anyone
     ├── TransferTimeout     one end waited for the other longer than allowed
     └── SharedMemoryFull    the source found no memory for the shared segment
 
@@ -47,6 +48,10 @@ class IntegrityError(KVTransferError):
 
 class TransferAborted(KVTransferError):
     code = "aborted"
+
+
+class TransferNotNeeded(KVTransferError):
+    code = "not_needed"
 
 
 class TransferTimeout(KVTransferError):

@@ -18,6 +18,7 @@ from kvtransfer.errors import (
     SharedMemoryFull,
     SourceUnreachable,
     TransferAborted,
+    TransferNotNeeded,
     TransferTimeout,
     error_from_wire,
 )
@@ -157,7 +158,8 @@ class Fetch:
         if self._admitted is not None and not 0 <= self._expected <= self._admitted.tokens:
             raise ValueError(f"from_token {self._expected} of {self._admitted.tokens} tokens")
         self._say(Pull(self._expected))
-        self._counts.skipped_tokens += self._expected
+        if self._watch.failure is None:
+            self._counts.skipped_tokens += self._expected
         self._pulled_at = asyncio.get_running_loop().time()
         while True:
             try:
@@ -209,6 +211,8 @@ class Fetch:
 
     def _count_end(self, done: bool) -> None:
         failure = self._watch.failure
+        if isinstance(failure, TransferNotNeeded):
+            return
         if isinstance(failure, KVTransferError):
             self._counts.failed(failure.code)
         elif done:
@@ -350,6 +354,7 @@ class Fetch:
         self._counts.chunks += 1
         self._counts.bytes += self._layout.bytes_per_token * (chunk.stop - chunk.start)
         self._arrived.append(frame)
+        self._give_credit()
 
     def _on_end(self, end: End) -> None:
         assert self._admitted is not None
@@ -382,8 +387,19 @@ class Fetch:
             return  # nothing more is to come that would need the credit
         assert self._admitted is not None
         self._unsaid.append(chunk.start)
+        # Several at once, as each message wakes the source.
+        if len(self._unsaid) >= self._admitted.window * ACK_SHARE:
+            self._acknowledge()
+        else:
+            self._give_credit()
+
+    def _give_credit(self) -> None:
+        """The source is never left without any while chunks have been released."""
+        assert self._admitted is not None
         held = len(self._open) + len(self._arrived) + len(self._unsaid)
-        # Several at once, as each message wakes the source; but never is it left without credit.
-        if len(self._unsaid) >= self._admitted.window * ACK_SHARE or held == self._admitted.window:
-            self._say(Ack(tuple(self._unsaid)))
-            self._unsaid.clear()
+        if self._unsaid and held == self._admitted.window:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        self._say(Ack(tuple(self._unsaid)))
+        self._unsaid.clear()

@@ -16,6 +16,7 @@ from kvtransfer.errors import (
     LayoutMismatch,
     ProtocolError,
     TransferAborted,
+    TransferNotNeeded,
     TransferTimeout,
     UnknownTransfer,
 )
@@ -154,9 +155,14 @@ class Session:
             await self._say_goodbye(error, receiver)
 
     def _count_end(self, cause: ReleaseCause | None, error: KVTransferError | None) -> None:
-        if self._claim is None and self._kept and error is None:
+        if self._claim is None and error is None:
             return  # no transfer
         self._count_time()
+        if isinstance(error, TransferNotNeeded):
+            return
+        if self._transfer is None and self._claim is not None:
+            if self._source.has_ended(self._claim.transfer_id):
+                return  # too late for a transfer that has been counted
         if cause is ReleaseCause.DONE:
             self._counts.transfers += 1
         elif cause is None:

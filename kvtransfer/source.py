@@ -14,7 +14,13 @@ from typing import Any
 
 from kvtransfer.books import NO_TRANSPORT, WITHDRAWN, TransferBooks, TransferCounts
 from kvtransfer.channel import SourceChannel
-from kvtransfer.errors import KVTransferError, ProtocolError, TransferAborted, UnknownTransfer
+from kvtransfer.errors import (
+    KVTransferError,
+    ProtocolError,
+    TransferAborted,
+    TransferNotNeeded,
+    UnknownTransfer,
+)
 from kvtransfer.frames import MAX_PAYLOAD_BYTES
 from kvtransfer.layout import KVLayout
 from kvtransfer.messages import (
@@ -134,19 +140,20 @@ class KVSource:
                 self._start_lease(transfer)
                 self._changed(transfer)
 
-    def withdraw(self, transfer_id: bytes, message: str) -> None:
+    def withdraw(self, transfer_id: bytes, message: str, *, needed: bool = True) -> None:
         """The owner gives the transfer up; its reader gets TransferAborted(message).
 
-        No read begins after this. One that the owner was asked for before may still run;
-        its result is dropped. Idempotent, and unknown ids are ignored.
+        Not `needed` any more, it is no failure: the reader gets TransferNotNeeded. No read
+        begins after this. One that the owner was asked for before may still run; its result is
+        dropped. Idempotent, and unknown ids are ignored.
         """
         if transfer := self._transfers.get(transfer_id):
-            error = TransferAborted(message)
+            error = TransferAborted(message) if needed else TransferNotNeeded(message)
             self._forget(transfer, error)
-            if transfer.session is None:
-                self.books.of(NO_TRANSPORT).failed(WITHDRAWN)
-            else:
+            if transfer.session is not None:
                 transfer.session.end(None, error)
+            elif needed:
+                self.books.of(NO_TRANSPORT).failed(WITHDRAWN)
 
     def active(self) -> int:
         """Transfers offered and not yet released or withdrawn."""
@@ -185,7 +192,10 @@ class KVSource:
         return session
 
     def knows(self, transfer_id: bytes) -> bool:
-        return transfer_id in self._transfers or transfer_id in self._ended
+        return transfer_id in self._transfers or self.has_ended(transfer_id)
+
+    def has_ended(self, transfer_id: bytes) -> bool:
+        return transfer_id in self._ended
 
     def bind(self, transfer_id: bytes, session: Session) -> Transfer:
         """Gives the transfer to `session`. Raises if it is over or has a reader."""

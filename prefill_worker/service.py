@@ -87,11 +87,11 @@ class PrefillService:
         self._withdraw(attempt, "the request was aborted")
         self._submit(Abort(attempt))
 
-    def _withdraw(self, attempt: AttemptId, message: str) -> None:
+    def _withdraw(self, attempt: AttemptId, message: str, *, needed: bool = True) -> None:
         transfer_id = self._transfers.pop(attempt, None)
         if transfer_id is not None:
             del self._attempts[transfer_id]
-            self.source.withdraw(transfer_id, message)
+            self.source.withdraw(transfer_id, message, needed=needed)
 
     # ---- events ----
 
@@ -106,7 +106,7 @@ class PrefillService:
                 if first.finish is None:
                     self.source.finish(transfer_id, encode_delta(first).SerializeToString())
                 else:
-                    self._withdraw(first.id.attempt, "the first token was the last")
+                    self._withdraw(first.id.attempt, "the first token was the last", needed=False)
             case KVRead(read_id, arrays):
                 self._answer_read(read_id, arrays)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from engine.types import Role
 from kvtransfer.books import CAUSES, COUNTED, TransferCounts
+from kvtransfer.errors import KVTransferError
 from protos import worker_pb2 as wire
 from protos.errors import WireError
 
@@ -27,23 +28,26 @@ def encode_transfers(transfers: Transfers) -> Iterator[wire.TransferCounts]:
 
 
 def decode_transfers(messages: Iterable[wire.TransferCounts]) -> Transfers:
-    """The inverse of `encode_transfers`; takes names that this version knows, each once.
+    """The inverse of `encode_transfers`, but for names that only a later version knows: its
+    transports are left out, its causes count as "failed".
 
     Raises:
-        WireError: an end, a transport or a cause that there is not, or one that repeats.
+        WireError: an end that there is not, or a transport that repeats.
     """
     transfers: dict[tuple[Role, str], TransferCounts] = {}
     for message in messages:
         if message.roles not in (Role.PREFILL.value, Role.DECODE.value):
             raise WireError(f"roles={message.roles} are no end of a transfer")
         key = Role(message.roles), message.transport
-        if message.transport not in COUNTED or key in transfers:
-            raise WireError(f"transport {message.transport[:32]!r} is unknown or repeats")
-        if not message.failures.keys() <= CAUSES:
-            raise WireError("a transfer failed by a cause that is unknown")
+        if message.transport not in COUNTED:
+            continue
+        if key in transfers:
+            raise WireError(f"transport {message.transport!r} repeats")
         seconds = message.seconds, message.overlap_seconds
         if not all(0 <= value < math.inf for value in seconds):
             raise WireError(f"transfers took {seconds} seconds")
         numbers = {name: getattr(message, name) for name in _NUMBERS}
-        transfers[key] = TransferCounts(**numbers, failures=dict(message.failures))
+        transfers[key] = TransferCounts(**numbers)
+        for cause, count in message.failures.items():
+            transfers[key].failed(cause if cause in CAUSES else KVTransferError.code, count)
     return transfers

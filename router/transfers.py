@@ -32,7 +32,9 @@ class TransferTotals:
     """Sums that never go back, whichever worker ends or begins anew.
 
     Each worker tells what it has counted since its start, its epoch's. Only what is more than
-    it told before is added, so nothing is lost with a worker, or counted twice.
+    it told before is added: nothing is counted twice, and of a worker that dies only what it
+    had counted since its last message is lost. A router that has just begun takes over what its
+    workers have counted so far.
     """
 
     def __init__(self) -> None:

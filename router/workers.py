@@ -194,8 +194,8 @@ class WorkerPool:
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         worker = self._workers.get(session)
-        if worker is not None and update.transfers:
-            self.transfers.take(worker.address, worker.info.epoch, update.transfers)
+        if session.info is not None and update.transfers:
+            self.transfers.take(session.address, session.info.epoch, update.transfers)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:

@@ -30,15 +30,25 @@ def test_no_more_prefills_are_begun_than_may_wait_to_be_fetched() -> None:
     engine = engine_of(0.5)  # 8 blocks
     for name in "abcd":
         prefill(engine, name, 3 * BLOCK_SIZE)
-    assert admitted(engine) == ["a", "b"]
+    assert admitted(engine) == ["a", "b", "c"]
     load = engine.load()
     assert load.export_limited
-    assert (load.exported_blocks, load.free_blocks, load.waiting) == (6, 10, 2)
+    assert (load.exported_blocks, load.free_blocks, load.waiting) == (9, 7, 1)
     engine.submit(ReleaseExport(b"a"))
-    assert admitted(engine) == ["c"]
-    engine.submit(Abort(AttemptId("b", 0)))
     assert admitted(engine) == ["d"]
+    engine.submit(Abort(AttemptId("b", 0)))
+    prefill(engine, "e", 1)
+    assert admitted(engine) == ["e"]
     assert not engine.load().waiting
+
+
+def test_a_large_prompt_does_not_wait_for_every_reader() -> None:
+    engine = engine_of(0.5)
+    prefill(engine, "small", 1)
+    assert admitted(engine) == ["small"]
+    prefill(engine, "large", 9 * BLOCK_SIZE)
+    assert admitted(engine) == ["large"]
+    assert engine.load().export_limited
 
 
 def test_the_limit_may_be_reached_and_is_told_then() -> None:

@@ -7,12 +7,27 @@ from dataclasses import asdict
 
 import pytest
 
-from kvtransfer import KVTransferError, LayoutMismatch, TransferAborted, TransferCounts
+from kvtransfer import (
+    KVTransferError,
+    LayoutMismatch,
+    TransferAborted,
+    TransferCounts,
+    TransferNotNeeded,
+)
 from kvtransfer.books import CAUSES, COUNTED
 from kvtransfer.endpoints import parse_endpoint
 from kvtransfer.layout import ArraySpec, KVLayout
 from kvtransfer.protocol import State
-from tests.kvtransfer.harness import CHUNK, LAYOUT, TRANSPORTS, Link, eventually, linked, rest
+from tests.kvtransfer.harness import (
+    CHUNK,
+    LAYOUT,
+    TRANSPORTS,
+    Link,
+    claimed,
+    eventually,
+    linked,
+    rest,
+)
 
 A = b"transfer-a"
 B = b"transfer-b"
@@ -123,6 +138,38 @@ async def test_a_transfer_that_breaks_off_is_counted_by_its_cause(
         assert source.seconds > 0
         assert sink.seconds > 0
         assert source.chunks >= sink.chunks >= 1
+
+
+@everywhere
+@pytest.mark.parametrize("claims", ["before", "after"])
+async def test_what_is_not_needed_is_no_failure(transport: str, claims: str) -> None:
+    async with linked(transport) as link:
+        link.source.offer(A)
+        fetch = None
+        if claims == "before":
+            fetch = link.fetch(A)
+            await claimed(link)
+        link.source.withdraw(A, "the first token was the last", needed=False)
+        fetch = fetch or link.fetch(A)
+        with pytest.raises(TransferNotNeeded, match="was the last"):
+            await fetch.admitted()
+        await fetch.close(done=False)
+        source, sink = await settled(link)
+        assert (source.failures, sink.failures) == ({}, {})
+
+
+@everywhere
+async def test_a_claim_that_comes_too_late_is_not_counted_again(transport: str) -> None:
+    async with linked(transport) as link:
+        link.source.offer(A)
+        link.source.withdraw(A, "the client left")
+        fetch = link.fetch(A)
+        with pytest.raises(TransferAborted):
+            await fetch.admitted()
+        await fetch.close(done=False)
+        await eventually(lambda: all(s.state is State.CONNECTED for s in link.source._sessions))
+        failed = [counts.failures for counts in link.source.counts().values()]
+        assert [each for each in failed if each] == [{"withdrawn": 1}]
 
 
 @everywhere

@@ -23,6 +23,7 @@ from tests.kvtransfer.harness import (
     TRANSPORTS,
     claimed,
     linked,
+    rest,
 )
 
 A = b"transfer-a"
@@ -148,6 +149,21 @@ async def test_second_claim_is_refused_and_harms_nobody(transport):
             await second.admitted()
         await second.close(done=False)
         await link.receive(first, A)
+
+
+async def test_a_reader_may_hold_all_but_one_chunk_of_the_window(transport):
+    async with linked(transport, window=8) as link:
+        link.publish(A, 200)
+        fetch = link.fetch(A)
+        await fetch.admitted()
+        chunks = fetch.chunks()
+        (await anext(chunks)).release()
+        async with asyncio.timeout(5):
+            held = [await anext(chunks) for _ in range(8)]
+        for chunk in held:
+            chunk.release()
+        await rest(chunks)
+        await fetch.close(done=True)
 
 
 async def test_slow_reader_stalls_the_source(transport):
