@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from engine import sampling
 from engine.kernels.cpu import attention as attending
-from engine.kernels.cpu import kv, native, norm
+from engine.kernels.cpu import kv, native, norm, sampling
 from engine.kernels.cpu import linear as matmul
 from engine.kernels.interface import UnsupportedShape
 
