@@ -13,10 +13,8 @@ from engine.sampling import RowParams, Sampled
 from engine.types import MAX_TOP_LOGPROBS
 
 
-def sample(
-    logits: Array, params: RowParams, counts: Array, num_rows: Any
-) -> tuple[Sampled, Array]:
-    """See engine.sampling.sample. Padding rows are zeros; rows with penalties differ in their slots."""
+def sample(logits: Array, params: RowParams, counts: Array, num_rows: Any) -> tuple[Sampled, Array]:
+    """See engine.sampling.sample. No two live rows have the same slot."""
     rows, vocab = logits.shape
     best = (rows, min(MAX_TOP_LOGPROBS, vocab))
     results = Sampled(
