@@ -77,14 +77,26 @@ static inline Key fold_in(Key key, int32_t number) {
   return {uint32_t(a[0]), uint32_t(b[0])};
 }
 
-// Standard Gumbel noise of the tokens `ids`.
-static inline Vec gumbel(Key key, Ints ids) {
+// 23 random bits of each token of `ids`.
+static inline Ints random_bits(Key key, Ints ids) {
   Ints x = ids, y = broadcast_int(0);
   threefry(key, x, y);
-  // 23 bits, centred in their step: never 0 and never 1.
-  const Vec uniform = mul(add(to_floats(shift_right<9>(x)), broadcast(0.5f)), broadcast(0x1p-23f));
-  const Vec exponential = sub(zero(), log(uniform));
-  return sub(zero(), log(exponential));
+  return shift_right<9>(x);
+}
+
+// Standard Gumbel noise: -log(-log(u)), with u in the middle of its step: never 0 and never 1.
+static inline Vec gumbel(Ints bits) {
+  const Vec uniform = mul(add(to_floats(bits), broadcast(0.5f)), broadcast(0x1p-23f));
+  return sub(zero(), log(sub(zero(), log(uniform))));
+}
+
+// More than `gumbel`, by far fewer operations: -log(u) is more than 1 - u, and 1 - u no less than the
+// power of two in it.
+static inline Vec above_gumbel(Ints bits) {
+  constexpr float kLog2 = 0.693147182f, kRounding = 0.001f;
+  const Vec rest = add(to_floats(broadcast_int(0x7fffff) - bits), broadcast(0.5f));  // 2^23 (1 - u)
+  const Vec exponent = to_floats(shift_right<23>(as_ints(rest)));                    // + 127
+  return fma(exponent, broadcast(-kLog2), broadcast((127 + 23) * kLog2 + kRounding));
 }
 
 }  // namespace HEXSERVE_ISA

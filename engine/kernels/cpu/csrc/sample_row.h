@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
+#include <numeric>
 
 #include "sample_select.h"
 #include "sample_table.h"
@@ -30,14 +30,15 @@ class RowSampler {
  public:
   RowSampler(const SampleTable& table, Scratch& scratch, int64_t vocab)
       : table_(table), vocab_(vocab) {
-    scratch.reset(3 * Scratch::bytes_of<float>(room()) + 2 * Scratch::bytes_of<int32_t>(room()) +
-                  Scratch::bytes_of<Mass>(kBuckets));
-    penalized_ = scratch.take<float>(room());
-    values_ = scratch.take<float>(room());
-    weights_ = scratch.take<float>(room());
-    ids_ = scratch.take<int32_t>(room());
-    places_ = scratch.take<int32_t>(room());
-    buckets_ = scratch.take<Mass>(kBuckets);
+    const int64_t room = vocab + kListSlack;
+    scratch.reset(3 * Scratch::bytes_of<float>(room) + 2 * Scratch::bytes_of<int32_t>(room) +
+                  Scratch::bytes_of<Mass>(LeastKept::kBuckets));
+    penalized_ = scratch.take<float>(room);
+    values_ = scratch.take<float>(room);
+    weights_ = scratch.take<float>(room);
+    ids_ = scratch.take<int32_t>(room);
+    places_ = scratch.take<int32_t>(room);
+    buckets_ = scratch.take<Mass>(LeastKept::kBuckets);
   }
 
   // Valid until the next call.
@@ -57,9 +58,15 @@ class RowSampler {
     int64_t left = table_.scale(logits, vocab_, {likeliest.value, own.temperature, least}, values_, ids_);
     if (own.top_k > 0 && own.top_k < left) {
       const auto one = [](int64_t) { return Mass(1); };
-      left = keep(left, least_kept(values_, left, own.top_k, one, places_, buckets_));
+      left = keep(left, one, [&](Mass) { return Mass(own.top_k); });
     }
-    if (own.top_p < 1 && left > 0) left = keep(left, nucleus(left, own.top_p));
+    if (own.top_p < 1 && left > 0) {
+      table_.weigh(values_, left, 0, weights_);
+      const auto mass_at = [this](int64_t place) { return mass_of(weights_[place]); };
+      left = keep(left, mass_at, [&](Mass total) {
+        return std::max(Mass(1), Mass(std::ceil(double(own.top_p) * double(total))));
+      });
+    }
     return table_.draw(values_, ids_, left, own.noise);
   }
 
@@ -69,7 +76,8 @@ class RowSampler {
     float log_total = 0;  // of e^(logit - most); where `most` is not finite, nothing is but NaN and -inf
     if (std::isfinite(most)) {
       table_.weigh(logits, vocab_, most, weights_);
-      log_total = table_.log(float(total_mass(vocab_)) / kWhole);
+      const auto add = [](Mass total, float weight) { return total + mass_of(weight); };
+      log_total = table_.log(float(std::accumulate(weights_, weights_ + vocab_, Mass(0), add)) / kWhole);
     }
     const auto logprob = [&](int32_t id) { return logits[id] - most - log_total; };
     scores.logprob = logprob(token);
@@ -81,22 +89,12 @@ class RowSampler {
   static constexpr float kHopelessBelow = -19.5f;  // noise is within (-2.82, 16.64)
   static constexpr float kMasslessBelow = -28.0f;  // e^-28 * kWhole < 1
 
-  int64_t room() const { return vocab_ + kKeptSlack; }
-
-  int64_t keep(int64_t n, float least) { return table_.keep(values_, ids_, n, least); }
-
-  Mass total_mass(int64_t n) const {
-    Mass total = 0;
-    for (int64_t i = 0; i < n; ++i) total += mass_of(weights_[i]);
-    return total;
-  }
-
-  // The least value of the likeliest tokens that have at least `p` of the mass.
-  float nucleus(int64_t n, float p) {
-    table_.weigh(values_, n, 0, weights_);
-    const Mass goal = std::max(Mass(1), Mass(std::ceil(double(p) * double(total_mass(n)))));
-    const auto mass_at = [this](int64_t place) { return mass_of(weights_[place]); };
-    return least_kept(values_, n, goal, mass_at, places_, buckets_);
+  // Keeps the likeliest of the first `n` tokens that weigh enough, and what ties with the last of
+  // them; returns how many. See LeastKept::find.
+  template <typename MassAt, typename GoalOf>
+  int64_t keep(int64_t n, MassAt mass_at, GoalOf goal_of) {
+    const float least = LeastKept(table_, places_, buckets_).find(values_, n, mass_at, goal_of);
+    return table_.keep(values_, ids_, n, least);
   }
 
   // The likeliest first, of equals the lowest id; NaN goes before all else.

@@ -3,8 +3,12 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+
+#include "sample_table.h"
 
 namespace hexserve {
 
@@ -16,44 +20,72 @@ constexpr int64_t kMostTokens = int64_t(1) << 22;
 
 inline Mass mass_of(float weight) { return Mass(weight * kWhole); }
 
-// Room for the buckets of the first digit.
-constexpr int64_t kBuckets = 1 << 12;
-
-// The largest value of which it and those above together weigh at least `goal`; that must be within
-// 1 and what all weigh. Values are at most 0 (or -0).
+// Finds the least value of which it and those above together weigh enough.
 //
-// A radix search from the top digit of the values' bits down: below 0, floats sort as integers do,
-// the smallest first. `places` [n] and `buckets` [kBuckets] are scratch.
-template <typename MassAt>
-float least_kept(const float* values, int64_t n, Mass goal, MassAt mass_at, int32_t* places, Mass* buckets) {
+// A radix search from the top digit of the values' bits down. Values are finite and at most 0 (or
+// -0), and no denormals: so their bits sort as integers do, the likeliest first.
+class LeastKept {
+ public:
+  // Scratch: [n + kListSlack] and [kBuckets].
+  static constexpr int64_t kBuckets = 1 << 12;
+  LeastKept(const SampleTable& table, int32_t* places, Mass* buckets)
+      : table_(table), places_(places), buckets_(buckets) {}
+
+  // mass_at(place) is what values[place] weighs, goal_of(what all weigh) is how much is enough: from
+  // 1 to that.
+  template <typename MassAt, typename GoalOf>
+  float find(const float* values, int64_t n, MassAt mass_at, GoalOf goal_of) {
+    constexpr Digit kTop = {19, 12}, kLower[] = {{9, 10}, {0, 9}};  // without the sign
+    clear(kTop);
+    for (int64_t place = 0; place < n; ++place) {
+      buckets_[digit_of(bits_of(values[place]), kTop)] += mass_at(place);
+    }
+    Mass goal = goal_of(std::accumulate(buckets_, buckets_ + kBuckets, Mass(0)));
+    const uint32_t top = choose(goal) << kTop.shift, rest = (1u << kTop.shift) - 1;
+    int64_t left = table_.find_within(values, n, -float_of(top | rest), -float_of(top), places_);
+    for (const Digit digit : kLower) {
+      clear(digit);
+      for (int64_t i = 0; i < left; ++i) {
+        buckets_[digit_of(bits_of(values[places_[i]]), digit)] += mass_at(places_[i]);
+      }
+      const uint32_t chosen = choose(goal);
+      int32_t* const end = std::remove_if(places_, places_ + left, [&](int32_t place) {
+        return digit_of(bits_of(values[place]), digit) != chosen;
+      });
+      left = end - places_;
+    }
+    return values[places_[0]];  // all that are left are equal
+  }
+
+ private:
   struct Digit {
     int shift, bits;
   };
-  constexpr Digit kDigits[] = {{19, 12}, {9, 10}, {0, 9}};  // without the sign
-  const auto digit_at = [&](int64_t place, Digit digit) {
+
+  static uint32_t bits_of(float value) {
     uint32_t bits;
-    std::memcpy(&bits, values + place, sizeof(bits));
-    return int64_t(bits >> digit.shift & ((1u << digit.bits) - 1));
-  };
-  int64_t left = n;
-  for (const Digit digit : kDigits) {
-    const bool whole = digit.shift == kDigits[0].shift;
-    std::memset(buckets, 0, sizeof(Mass) << digit.bits);
-    for (int64_t i = 0; i < left; ++i) {
-      const int64_t place = whole ? i : places[i];
-      buckets[digit_at(place, digit)] += mass_at(place);
-    }
-    int64_t chosen = 0;
-    for (; buckets[chosen] < goal; ++chosen) goal -= buckets[chosen];
-    int64_t kept = 0;
-    for (int64_t i = 0; i < left; ++i) {
-      const int64_t place = whole ? i : places[i];
-      places[kept] = int32_t(place);
-      kept += digit_at(place, digit) == chosen;
-    }
-    left = kept;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return bits;
   }
-  return values[places[0]];  // all that are left are equal
-}
+  static float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+  static uint32_t digit_of(uint32_t bits, Digit digit) { return bits >> digit.shift & ((1u << digit.bits) - 1); }
+
+  void clear(Digit digit) { std::fill_n(buckets_, int64_t(1) << digit.bits, Mass(0)); }
+
+  // The bucket in which the goal is reached; the goal becomes what it has to give.
+  uint32_t choose(Mass& goal) const {
+    uint32_t bucket = 0;
+    for (; buckets_[bucket] < goal; ++bucket) goal -= buckets_[bucket];
+    return bucket;
+  }
+
+  const SampleTable& table_;
+  int32_t* const places_;
+  Mass* const buckets_;
+};
 
 }  // namespace hexserve

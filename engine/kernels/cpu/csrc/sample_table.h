@@ -26,8 +26,8 @@ struct NoiseOf {
   int32_t choice, position;
 };
 
-// Lists of kept tokens have room for so many more than they hold.
-constexpr int64_t kKeptSlack = 16;
+// Lists need room for so many more than they come to hold.
+constexpr int64_t kListSlack = 16;
 
 struct SampleTable {
   Largest (*largest)(const float* x, int64_t n);
@@ -40,6 +40,8 @@ struct SampleTable {
   void (*weigh)(const float* x, int64_t n, float offset, float* y);
   // The token of the largest value + Gumbel noise, of equals the lowest; 0 if there is no token.
   int32_t (*draw)(const float* values, const int32_t* ids, int64_t n, NoiseOf noise);
+  // Lists the i with low <= x[i] <= high; returns how many.
+  int64_t (*find_within)(const float* x, int64_t n, float low, float high, int32_t* places);
   // The first i >= begin where x[i] > bound or one of them is NaN; n if there is none.
   int64_t (*find_above)(const float* x, int64_t begin, int64_t n, float bound);
   // Of a normal number above 0.

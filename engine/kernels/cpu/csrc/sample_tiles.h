@@ -75,7 +75,8 @@ static int64_t scale(const float* x, int64_t n, Scaling scaling, float* values, 
     const Vec v = div(sub(load_first(x + i, n - i), most), temperature);
     const Lanes lanes = at_least(v, least) & first_lanes(n - i);
     if (lanes == 0) continue;
-    kept += store_lanes(values + kept, ids + kept, v, lane_numbers() + broadcast_int(uint32_t(i)), lanes);
+    store_lanes(values + kept, v, lanes);
+    kept += store_lanes(ids + kept, lane_numbers() + broadcast_int(uint32_t(i)), lanes);
   }
   return kept;
 }
@@ -87,8 +88,10 @@ static int64_t keep(float* values, int32_t* ids, int64_t n, float least) {
     const Vec v = load_first(values + i, n - i);
     const Ints id = load_first(ids + i, n - i);
     const Lanes lanes = at_least(v, bound) & first_lanes(n - i);
+    if (lanes == 0) continue;
     // What this overwrites has been read: no more is kept than was.
-    if (lanes != 0) kept += store_lanes(values + kept, ids + kept, v, id, lanes);
+    store_lanes(values + kept, v, lanes);
+    kept += store_lanes(ids + kept, id, lanes);
   }
   return kept;
 }
@@ -106,7 +109,11 @@ static int32_t draw(const float* values, const int32_t* ids, int64_t n, NoiseOf 
   Ints best_ids = broadcast_int(0);
   for (int64_t i = 0; i < n; i += kLanes) {
     const Ints id = load_first(ids + i, n - i);
-    const Vec v = add(load_or(values + i, n - i, -INFINITY), gumbel(key, id));
+    const Ints bits = random_bits(key, id);
+    Vec v = load_or(values + i, n - i, -INFINITY);
+    // Most tokens have no chance beside the best of their lane.
+    if (at_least(add(v, above_gumbel(bits)), best) == 0) continue;
+    v = add(v, gumbel(bits));
     best_ids = as_ints(where_less(best, v, as_floats(id), as_floats(best_ids)));
     best = max(v, best);
   }
@@ -122,12 +129,23 @@ static int32_t draw(const float* values, const int32_t* ids, int64_t n, NoiseOf 
   return lane_ids[found];
 }
 
+static int64_t find_within(const float* x, int64_t n, float low, float high, int32_t* places) {
+  const Vec lowest = broadcast(low), highest = broadcast(high);
+  int64_t found = 0;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec v = load_first(x + i, n - i);
+    const Lanes lanes = at_least(v, lowest) & at_least(highest, v) & first_lanes(n - i);
+    if (lanes != 0) found += store_lanes(places + found, lane_numbers() + broadcast_int(uint32_t(i)), lanes);
+  }
+  return found;
+}
+
 static int64_t find_above(const float* x, int64_t begin, int64_t n, float bound) {
   const Vec limit = broadcast(bound);
   return first_that(x, begin, n, [=](Vec v) { return not_at_most(v, limit); });
 }
 
-constexpr SampleTable kSample = {largest, penalize, scale, keep, weigh, draw, find_above, log};
+constexpr SampleTable kSample = {largest, penalize, scale, keep, weigh, draw, find_within, find_above, log};
 
 }  // namespace HEXSERVE_ISA
 }  // namespace hexserve

@@ -48,11 +48,14 @@ static inline Lanes equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_E
 static inline Lanes not_at_most(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ); }
 static inline Lanes is_nan(Vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
-// Stores `lanes` of both side by side, and returns their number; may write kLanes of each.
-static inline int64_t store_lanes(float* values, int32_t* ids, Vec x, Ints id, Lanes lanes) {
-  // To memory the instruction is slow on some processors.
-  store(values, _mm512_maskz_compress_ps(__mmask16(lanes), x));
-  store_ints(ids, {_mm512_maskz_compress_epi32(__mmask16(lanes), id.bits)});
+// Stores `lanes` side by side, and returns how many they are; may write kLanes.
+static inline int64_t store_lanes(int32_t* p, Ints x, Lanes lanes) {
+  // Compressing to memory is slow on some processors.
+  store_ints(p, {_mm512_maskz_compress_epi32(__mmask16(lanes), x.bits)});
+  return __builtin_popcount(lanes);
+}
+static inline int64_t store_lanes(float* p, Vec x, Lanes lanes) {
+  store(p, _mm512_maskz_compress_ps(__mmask16(lanes), x));
   return __builtin_popcount(lanes);
 }
 
@@ -94,23 +97,27 @@ static inline Lanes not_at_most(Vec a, Vec b) {
 }
 static inline Lanes is_nan(Vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
 
-// Stores `lanes` of both side by side, and returns their number; may write kLanes of each.
-static inline int64_t store_lanes(float* values, int32_t* ids, Vec x, Ints id, Lanes lanes) {
+// Stores `lanes` side by side, and returns how many they are; may write kLanes.
+static inline int64_t store_lanes(int32_t* p, Ints x, Lanes lanes) {
   if (lanes == 0xff) {
-    store(values, x);
-    store_ints(ids, id);
+    store_ints(p, x);
+    return kLanes;
+  }
+  int32_t all[kLanes];
+  store_ints(all, x);
+  int64_t count = 0;
+  for (; lanes != 0; lanes &= lanes - 1) p[count++] = all[__builtin_ctz(lanes)];
+  return count;
+}
+static inline int64_t store_lanes(float* p, Vec x, Lanes lanes) {
+  if (lanes == 0xff) {
+    store(p, x);
     return kLanes;
   }
   float all[kLanes];
-  int32_t all_ids[kLanes];
   store(all, x);
-  store_ints(all_ids, id);
   int64_t count = 0;
-  for (; lanes != 0; lanes &= lanes - 1, ++count) {
-    const int lane = __builtin_ctz(lanes);
-    values[count] = all[lane];
-    ids[count] = all_ids[lane];
-  }
+  for (; lanes != 0; lanes &= lanes - 1) p[count++] = all[__builtin_ctz(lanes)];
   return count;
 }
 
