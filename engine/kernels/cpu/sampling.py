@@ -17,18 +17,15 @@ def sample(logits: Array, params: RowParams, counts: Array, num_rows: Any) -> tu
     """See engine.sampling.sample. No two live rows have the same slot."""
     rows, vocab = logits.shape
     best = (rows, min(MAX_TOP_LOGPROBS, vocab))
-    results = Sampled(
+    results = (
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
         jax.ShapeDtypeStruct(best, jnp.int32),
         jax.ShapeDtypeStruct(best, jnp.float32),
+        jax.ShapeDtypeStruct(counts.shape, counts.dtype),
     )
-    after = jax.ShapeDtypeStruct(counts.shape, counts.dtype)
     operands = (logits, *params, counts, jnp.int32(num_rows))
-    call = jax.ffi.ffi_call(
-        target("sample"),
-        (*results, after),
-        input_output_aliases={len(operands) - 2: len(results)},
-    )
+    aliases = {len(operands) - 2: len(results) - 1}
+    call = jax.ffi.ffi_call(target("sample"), results, input_output_aliases=aliases)
     *sampled, after = call(*operands)
     return Sampled(*sampled), after
