@@ -4,6 +4,7 @@
 //
 // See engine/sampling.py.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ constexpr int32_t kCountStep = 2;  // of one more time in the output
 
 struct Batch {
   const SampleTable* table;
-  int64_t rows, vocab, best;
+  int64_t vocab, best;
   const float* logits;
   const float *temperature, *top_p, *min_p, *presence, *frequency, *repetition;
   const int32_t *top_k, *choice, *position, *slot;
@@ -81,9 +82,12 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
   const auto shape = logits.dimensions();
   if (logits.element_type() != ffi::F32 || shape.size() != 2) return wrong("logits must be float32 [S, V]");
   const int64_t rows = shape[0], vocab = shape[1];
-  if (vocab < 1 || vocab > kMostTokens) return wrong("logits must have 1 to 4194304 tokens");
+  if (vocab < 1 || vocab > kMostTokens) {
+    return wrong("logits must have 1 to " + std::to_string(kMostTokens) + " tokens");
+  }
   const auto is_column = [&](const Operand& operand, ffi::DataType dtype) {
-    return operand.element_type() == dtype && operand.dimensions().size() == 1 && operand.dimensions()[0] == rows;
+    const auto sizes = operand.dimensions();
+    return operand.element_type() == dtype && sizes.size() == 1 && sizes[0] == rows;
   };
   const struct {
     const char* name;
@@ -110,7 +114,9 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
   if (!is_table(seed, ffi::U32) || seed.dimensions()[0] != rows || seed.dimensions()[1] != 2) {
     return wrong("seed must be uint32 [S, 2]");
   }
-  if (!is_int32(counts, 2) || counts.dimensions()[1] != vocab) return wrong("counts must be int32 [slots, V]");
+  if (!is_int32(counts, 2) || counts.dimensions()[1] != vocab) {
+    return wrong("counts must be int32 [slots, V]");
+  }
   if (!are_alike(counts, *counts_out) || counts.untyped_data() != counts_out->untyped_data()) {
     return wrong("counts must be aliased to the result");
   }
@@ -130,7 +136,7 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
 
   Batch batch = {};
   batch.table = &kernels().sample;
-  batch.rows = rows, batch.vocab = vocab, batch.best = best[1];
+  batch.vocab = vocab, batch.best = best[1];
   batch.logits = data<const float>(logits);
   batch.temperature = data<const float>(temperature), batch.top_k = data<const int32_t>(top_k);
   batch.top_p = data<const float>(top_p), batch.min_p = data<const float>(min_p);

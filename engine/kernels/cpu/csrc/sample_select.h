@@ -72,7 +72,9 @@ class LeastKept {
     std::memcpy(&value, &bits, sizeof(value));
     return value;
   }
-  static uint32_t digit_of(uint32_t bits, Digit digit) { return bits >> digit.shift & ((1u << digit.bits) - 1); }
+  static uint32_t digit_of(uint32_t bits, Digit digit) {
+    return bits >> digit.shift & ((1u << digit.bits) - 1);
+  }
 
   void clear(Digit digit) { std::fill_n(buckets_, int64_t(1) << digit.bits, Mass(0)); }
 
