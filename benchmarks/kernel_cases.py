@@ -28,11 +28,15 @@ from benchmarks.kernel_floors import (
     timed,
     timed_in_place,
 )
+from engine.batches import pack_sampling
 from engine.kernels.batch import Batch
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
 from engine.kernels.quantized import Quantized, quantize
 from engine.kernels.reference import ReferenceKernels
+from engine.plan import BatchRow, RowSampling
+from engine.programs import ProgramShape
+from engine.types import AttemptId, SamplingParams, SequenceId
 
 BLOCK_SIZE = 32
 
@@ -107,6 +111,9 @@ def _builders(dtype: str, threads: int) -> Iterator[tuple[str, Callable[[str], C
     yield "KV export", partial(_kv_chunks, dtype, threads, _export)
     yield "KV import", partial(_kv_chunks, dtype, threads, _import)
     yield "KV write", partial(_kv_write, dtype, threads)
+    if dtype == "float32":
+        for name, own in SAMPLINGS.items():
+            yield f"sample {ROWS} x {VOCAB}, {name}", partial(_sample, dtype, own)
 
 
 # ---- matmul ----
@@ -315,4 +322,43 @@ def _kv_write(dtype: str, threads: int, name: str) -> Case:
         name, dtype, "memcpy", 0.7, written,
         run_with(CpuKernels()), copying(written, threads, into=True),
         run_with(ReferenceKernels("cpu")),
+    )  # fmt: skip
+
+
+# ---- sampling ----
+
+ROWS, VOCAB = 16, 49152
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "drawn": SamplingParams(),
+    "top-p 0.95": SamplingParams(top_p=0.95),
+    "top-k 20, top-p 0.8": SamplingParams(top_k=20, top_p=0.8),
+}
+
+
+def _sample(dtype: str, own: SamplingParams, name: str) -> Case:
+    """The floor reads the logits once; but for greedy rows, computing takes longer."""
+    logits_bytes = ROWS * VOCAB * 4
+    batches = -(-COLD_BYTES // logits_bytes)
+    rng = np.random.default_rng(0)
+    logits = tuple(3 * rng.standard_normal((ROWS, VOCAB), np.float32) for _ in range(batches))
+    rows = [
+        BatchRow(SequenceId(AttemptId("", 0), row), (0,), 0, (0,), 0, RowSampling(own, row, 1))
+        for row in range(ROWS)
+    ]
+    params = jax.device_put(pack_sampling(rows, ProgramShape(ROWS, ROWS, 1)))
+
+    def run_with(kernels: Kernels) -> Run:
+        def program(counts: Any, logits: tuple[Any, ...]) -> Any:
+            for each in logits:  # a loop over one array would copy each batch out of it
+                counts = kernels.sample(each, params, counts, np.int32(ROWS))[1]
+            return counts, logits
+
+        counts = jnp.zeros((ROWS, VOCAB), jnp.int32)
+        return timed_in_place(program, counts, jax.tree.map(jnp.array, logits))
+
+    amount = float(batches * logits_bytes)
+    return Case(
+        name, dtype, "memory", None, amount,
+        run_with(CpuKernels()), reading(amount), run_with(ReferenceKernels("cpu")),
     )  # fmt: skip

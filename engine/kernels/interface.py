@@ -177,7 +177,7 @@ class Kernels(Protocol):
     def sample(
         self, logits: Any, params: RowParams, counts: Any, num_rows: Any
     ) -> tuple[Sampled, Any]:
-        """Choose the next token of each row; see engine.sampling.sample, the one there is."""
+        """Choose the next token of each row; see engine.sampling.sample. No two have one slot."""
 
     def copy_blocks(self, pool: Any, sources: Any, targets: Any, live: Any) -> Any:
         """Copy the first `live` blocks `sources` [n] to `targets` [n] in all layers, in place.

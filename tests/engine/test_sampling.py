@@ -1,16 +1,22 @@
-"""Sampling against NumPy oracles, and its independence of everything but the row."""
+"""Both samplers against NumPy oracles, and their independence of everything but the row."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from engine import sampling
+from engine.kernels.cpu import sampling as cpu_sampling
 from engine.sampling import COUNT_STEP, RowParams, Sampled
 from engine.types import MAX_TOP_LOGPROBS
 
-_sample = jax.jit(sampling.sample)
+Draw = Callable[..., tuple[Sampled, np.ndarray]]
+SAMPLERS = {"reference": jax.jit(sampling.sample), "cpu": jax.jit(cpu_sampling.sample)}
 _load_counts = jax.jit(sampling.load_counts)
 
 PINNED = [667, 29, 634, 245, 269, 392, 116, 98]
@@ -35,7 +41,8 @@ def row_params(rows: int, **changes: object) -> RowParams:
     return RowParams(seed=words.astype(np.uint32), **arrays)
 
 
-def draw(
+def draw_by(
+    sample: Any,
     logits: np.ndarray,
     params: RowParams,
     counts: np.ndarray | None = None,
@@ -56,9 +63,17 @@ def draw(
     if counts is not None:
         slots[: len(counts)] = counts
     live = rows if live is None else live
-    sampled, after = _sample(logits, RowParams(*padded), slots, np.int32(live))
+    sampled, after = sample(logits, RowParams(*padded), slots, np.int32(live))
     after = np.asarray(after)[: 1 if counts is None else len(counts)]
     return Sampled(*(np.asarray(array)[:rows] for array in sampled)), after
+
+
+@pytest.fixture(params=SAMPLERS)
+def draw(request: pytest.FixtureRequest) -> Draw:
+    """See draw_by."""
+    if request.param == "cpu":
+        request.getfixturevalue("native")
+    return partial(draw_by, SAMPLERS[request.param])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -82,7 +97,7 @@ def kept_by(logits: np.ndarray, temperature: float, top_k: int, top_p: float, mi
     return set(np.flatnonzero(kept).tolist())
 
 
-def test_temperature_zero_is_argmax_and_padding_rows_are_left_alone() -> None:
+def test_temperature_zero_is_argmax_and_padding_rows_are_left_alone(draw: Draw) -> None:
     logits = np.random.default_rng(0).standard_normal((6, 64))
     logits[2, [7, 30]] = 9  # a tie goes to the lower id
     sampled, counts = draw(logits, row_params(6, seed=3), live=4)
@@ -114,7 +129,9 @@ FILTERS = [
 
 @pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_filters_leave_exactly_the_right_tokens(filters: dict[str, float], ties: bool) -> None:
+def test_filters_leave_exactly_the_right_tokens(
+    draw: Draw, filters: dict[str, float], ties: bool
+) -> None:
     """2,000 draws from 16 tokens, none with a probability below 1 %, find all that are left."""
     rng = np.random.default_rng(11)
     logits = rng.permutation(np.linspace(-1, 1, 16)).astype(np.float32)
@@ -155,14 +172,14 @@ def test_the_threshold_searches_are_exact_on_wide_vocabularies() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-30])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_temperature_near_zero_is_greedy(temperature: float, sign: int) -> None:
+def test_a_temperature_near_zero_is_greedy(draw: Draw, temperature: float, sign: int) -> None:
     logits = 100 * sign + np.random.default_rng(2).standard_normal((20, 64)) * 4
     params = row_params(20, temperature=temperature, top_p=0.9, top_k=5, seed=np.arange(20))
     assert draw(logits, params)[0].tokens.tolist() == logits.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-30, 1e-9, 0.01])
-def test_a_top_p_near_zero_leaves_the_likeliest(top_p: float) -> None:
+def test_a_top_p_near_zero_leaves_the_likeliest(draw: Draw, top_p: float) -> None:
     logits = np.random.default_rng(3).standard_normal((20, 64)) * 3
     params = row_params(20, temperature=1.0, top_p=top_p, seed=np.arange(20))
     assert draw(logits, params)[0].tokens.tolist() == logits.argmax(axis=1).tolist()
@@ -170,7 +187,7 @@ def test_a_top_p_near_zero_leaves_the_likeliest(top_p: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 @pytest.mark.parametrize("key", ["seed", "position", "choice"])
-def test_draws_follow_the_softmax(temperature: float, key: str) -> None:
+def test_draws_follow_the_softmax(draw: Draw, temperature: float, key: str) -> None:
     """Chi-square of 4,000 draws at 15 degrees of freedom; 44.3 is exceeded once in 10,000."""
     logits = np.random.default_rng(12).permutation(np.linspace(-1.5, 1.5, 16))
     draws = 4000
@@ -180,7 +197,7 @@ def test_draws_follow_the_softmax(temperature: float, key: str) -> None:
     assert ((counted - wanted) ** 2 / wanted).sum() < 44.3
 
 
-def test_a_row_depends_on_nothing_around_it() -> None:
+def test_a_row_depends_on_nothing_around_it(draw: Draw) -> None:
     rng = np.random.default_rng(9)
     logits = rng.standard_normal((40, 64)) * 2
     own = {
@@ -205,7 +222,7 @@ def test_a_row_depends_on_nothing_around_it() -> None:
         assert together[0].tokens.tolist() == [alone[i] for i in order]
 
 
-def test_every_part_of_the_key_matters() -> None:
+def test_every_part_of_the_key_matters(draw: Draw) -> None:
     flat = np.zeros(1000)
     positions = np.arange(50)
     base = {"temperature": 1.0, "position": positions, "seed": 7, "choice": 0}
@@ -227,7 +244,7 @@ def test_every_part_of_the_key_matters() -> None:
         assert agreeing <= 3
 
 
-def test_seeds_give_the_tokens_that_they_have_always_given() -> None:
+def test_seeds_give_the_tokens_that_they_have_always_given(draw: Draw) -> None:
     """A request and its seed give the same text after an upgrade."""
     params = row_params(8, temperature=1.0, seed=[*range(7), 2**64 - 1], position=12, choice=1)
     assert draw(np.zeros(1000), params)[0].tokens.tolist() == PINNED
@@ -266,7 +283,9 @@ def counts_row(prompt: list[int], output: list[int], vocab: int) -> np.ndarray:
     ("presence", "frequency", "repetition"),
     [(0.8, 0, 1), (0, 0.6, 1), (0, 0, 1.7), (0, 0, 0.6), (-0.5, 0.3, 1.3), (-1, -1, 0.8)],
 )
-def test_penalties_change_the_logits(presence: float, frequency: float, repetition: float) -> None:
+def test_penalties_change_the_logits(
+    draw: Draw, presence: float, frequency: float, repetition: float
+) -> None:
     """The whole penalized distribution is right: greedy, and each row's draws."""
     rng = np.random.default_rng(4)
     rows, vocab = 100, 64
@@ -311,7 +330,7 @@ def test_penalties_change_the_logits(presence: float, frequency: float, repetiti
     assert by_engine.tolist() == by_oracle.tolist()
 
 
-def test_rows_without_penalties_touch_no_counts() -> None:
+def test_rows_without_penalties_touch_no_counts(draw: Draw) -> None:
     counts = np.arange(128, dtype=np.int32).reshape(2, 64)
     logits = np.random.default_rng(1).standard_normal((3, 64))
     sampled, after = draw(logits, row_params(3, repetition=9.0), counts)
@@ -329,15 +348,16 @@ def test_load_counts_rebuilds_one_slot() -> None:
 
 
 @pytest.mark.parametrize("vocab", [9, 64])
-def test_logprobs_are_those_of_the_models_own_logits(vocab: int) -> None:
+def test_logprobs_are_those_of_the_models_own_logits(draw: Draw, vocab: int) -> None:
     """Neither temperature nor penalties nor filters change what is reported."""
     rng = np.random.default_rng(6)
     logits = rng.standard_normal((12, vocab)) * 3
     scored = np.arange(12) % 3 != 0
     params = row_params(
-        12, temperature=0.8, top_k=4, seed=np.arange(12), scored=scored, slot=0, repetition=2.0
-    )
-    counts = np.ones((1, vocab), np.int32)
+        12, temperature=0.8, top_k=4, seed=np.arange(12), scored=scored, slot=np.arange(12),
+        repetition=2.0,
+    )  # fmt: skip
+    counts = np.ones((12, vocab), np.int32)
     sampled, _ = draw(logits, params, counts)
     best = min(MAX_TOP_LOGPROBS, vocab)
     assert sampled.top_ids.shape == (12, best)

@@ -2,7 +2,7 @@
 
 What the engine computes for one token depends on that token and its KV alone: not on what
 else is in the batch, on how a prompt was cut into chunks, or on the number of threads. Each
-instruction set rounds in its own way.
+instruction set rounds in its own way, but for sampling, which is the same on all.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from engine import sampling
 from engine.kernels.cpu import attention as attending
-from engine.kernels.cpu import kv, native, norm
+from engine.kernels.cpu import kv, native, norm, sampling
 from engine.kernels.cpu import linear as matmul
 from engine.kernels.interface import UnsupportedShape
 

@@ -10,14 +10,17 @@
 #include "vec_avx2.h"
 #endif
 
+#include "vec_ints.h"
 #include "vec_math.h"
 #include "vec_steps.h"
 // Above: the vectors. Below: what is made of them.
 #include "attention_tiles.h"
 #include "convert_tiles.h"
 #include "linear_tiles.h"
+#include "noise_tiles.h"
 #include "norm_tiles.h"
 #include "rotate_tiles.h"
+#include "sample_tiles.h"
 
 #define HEXSERVE_STRING_(x) #x
 #define HEXSERVE_STRING(x) HEXSERVE_STRING_(x)
@@ -27,7 +30,7 @@ namespace HEXSERVE_ISA {
 
 extern const KernelTable table;
 const KernelTable table = {
-    HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention, kRotate, kConvert,
+    HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention, kRotate, kConvert, kSample,
 };
 
 }  // namespace HEXSERVE_ISA

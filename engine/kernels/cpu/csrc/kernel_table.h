@@ -13,6 +13,7 @@
 #include "linear_table.h"
 #include "norm_table.h"
 #include "rotate_table.h"
+#include "sample_table.h"
 
 namespace hexserve {
 
@@ -23,6 +24,7 @@ struct KernelTable {
   AttentionTable attention;
   RotateTable rotate;
   ConvertTable convert;
+  SampleTable sample;
 };
 
 // The chosen table. Until `choose` is called, the best that this processor runs, but for AMX, which

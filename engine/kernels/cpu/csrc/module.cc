@@ -20,7 +20,8 @@
   handler(write_kv) \
   handler(export_kv) \
   handler(import_kv) \
-  handler(copy_blocks)
+  handler(copy_blocks) \
+  handler(sample)
 
 namespace hexserve {
 
