@@ -160,9 +160,9 @@ class Session:
         self._count_time()
         if isinstance(error, TransferNotNeeded):
             return
-        if self._transfer is None and self._claim is not None:
-            if self._source.has_ended(self._claim.transfer_id):
-                return  # too late for a transfer that has been counted
+        claim, bound = self._claim, self._transfer is not None
+        if claim is not None and not bound and self._source.has_ended(claim.transfer_id):
+            return  # too late for a transfer that has been counted
         if cause is ReleaseCause.DONE:
             self._counts.transfers += 1
         elif cause is None:
