@@ -72,9 +72,13 @@ class Tokenizer:
             ValueError: the text has a lone surrogate and thus no UTF-8 form.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch: `encode` of a long text would hold up every other thread meanwhile.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         except TypeError as error:
             raise ValueError("the text has a lone surrogate, so it is not valid Unicode") from error
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

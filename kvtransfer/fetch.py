@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -117,7 +118,7 @@ class Fetch:
         self._open: set[Chunk] = set()  # handed out and not released
         self._unsaid: list[int] = []  # released and not yet acknowledged
         self._trailer: bytes | None = None
-        self._pulled_at: float | None = None  # loop time, while the transfer runs
+        self._pulled_at: float | None = None  # by time.monotonic, while it runs
         self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run())
@@ -160,7 +161,7 @@ class Fetch:
         self._say(Pull(self._expected))
         if self._watch.failure is None:
             self._counts.skipped_tokens += self._expected
-        self._pulled_at = asyncio.get_running_loop().time()
+        self._pulled_at = time.monotonic()
         while True:
             try:
                 await self._watch.until(
@@ -223,7 +224,7 @@ class Fetch:
     def _count_time(self) -> None:
         """The transfer has ended, or breaks off; once."""
         if self._pulled_at is not None:
-            self._counts.seconds += asyncio.get_running_loop().time() - self._pulled_at
+            self._counts.seconds += time.monotonic() - self._pulled_at
             self._pulled_at = None
 
     async def _close(self, done: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Session:
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
         self._counts = source.books.of(channel.transport)
-        self._pulled_at: float | None = None  # loop time, while the transfer runs
+        self._pulled_at: float | None = None  # by time.monotonic, while it runs
         self._sending: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
@@ -183,7 +184,7 @@ class Session:
         """The transfer has ended, or breaks off; once."""
         if self._pulled_at is None or self._transfer is None:
             return
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         computed_at = now if self._transfer.trailer is None else self._transfer.finished_at
         self._counts.seconds += now - self._pulled_at
         self._counts.overlap_seconds += max(0.0, computed_at - self._pulled_at)
@@ -342,7 +343,7 @@ class Session:
                 )
             self._cursor = message.from_token
             self._counts.skipped_tokens += message.from_token
-            self._pulled_at = asyncio.get_running_loop().time()
+            self._pulled_at = time.monotonic()
         elif isinstance(message, Ack):
             # Only of chunks that were sent, and once each; anything else is late or forged.
             slots = (self._unacknowledged.pop(chunk, None) for chunk in message.chunks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -136,7 +137,7 @@ class KVSource:
             if transfer.trailer is None:
                 transfer.computed = transfer.total
                 transfer.trailer = trailer
-                transfer.finished_at = asyncio.get_running_loop().time()
+                transfer.finished_at = time.monotonic()
                 self._start_lease(transfer)
                 self._changed(transfer)
 

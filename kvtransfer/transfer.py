@@ -32,7 +32,7 @@ class Transfer:
     total: int | None = None
     computed: int = 0  # KV of tokens [0, computed) may be read
     trailer: bytes | None = None
-    finished_at: float = 0.0  # loop time; counts once there is a trailer
+    finished_at: float = 0.0  # by time.monotonic; counts once there is a trailer
     session: Session | None = None
     deadline: float = 0.0  # loop time at which the lease runs out; counts once `lease` is set
     lease: asyncio.TimerHandle | None = None

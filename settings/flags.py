@@ -61,7 +61,19 @@ def _addresses(text: str) -> tuple[str, ...]:
     addresses = tuple(part.strip() for part in text.split(","))
     if not all(addresses):
         raise argparse.ArgumentTypeError(f"{text!r}: an address is empty")
+    for address in addresses:
+        if not _is_address(address):
+            raise argparse.ArgumentTypeError(f"{address!r} is neither unix:/path nor host:port")
+    if len(set(addresses)) < len(addresses):
+        raise argparse.ArgumentTypeError(f"{text!r}: an address is given twice")
     return addresses
+
+
+def _is_address(text: str) -> bool:
+    if text.startswith("unix:"):
+        return text.startswith("unix:/")
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
 def _transports(text: str) -> tuple[str, ...]:
