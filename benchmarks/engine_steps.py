@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -82,19 +81,23 @@ def measure(
     runner = built.runner
     assert isinstance(runner, JaxRunner)
     runner.warm_up()
-    bench = _Bench(built, runner, threads)
+    programs = _Watched(runner._programs)
+    runner._programs = programs  # type: ignore[assignment]
+    bench = _Bench(built, runner, programs, threads)
     measured = [bench.step(step, rounds) for step in steps]
     if trace:
         with jax.profiler.trace(trace):
             for step in steps:
                 runner.run(bench.plan(step))
-    return measured, gap(built, runner, 16)
+    return measured, gap(built, programs, 16)
 
 
 class _Bench:
-    def __init__(self, built: BuiltEngine, runner: JaxRunner, threads: int) -> None:
+    def __init__(
+        self, built: BuiltEngine, runner: JaxRunner, programs: _Watched, threads: int
+    ) -> None:
         self._runner = runner
-        self._programs = _watched(runner)
+        self._programs = programs
         self._block_size = built.limits.block_size
         self._blocks = built.limits.num_blocks
         self._token_bytes = sum(array.bytes_per_token for array in built.arrays)
@@ -152,9 +155,8 @@ class _Bench:
         )
 
 
-def gap(built: BuiltEngine, runner: JaxRunner, sequences: int, steps: int = 60) -> float:
+def gap(built: BuiltEngine, programs: _Watched, sequences: int, steps: int = 60) -> float:
     """The median time between two decode steps in which no program runs, in seconds."""
-    programs = _watched(runner)
     for index in range(sequences):
         prompt = tuple(range(10, 42))
         request = SequenceRequest(_sequence(index), COLOCATED, prompt, GREEDY, (), b"")
@@ -205,10 +207,3 @@ class _Watched:
             return result
 
         return run
-
-
-def _watched(runner: JaxRunner) -> _Watched:
-    with contextlib.suppress(AttributeError):
-        runner._programs = runner._programs._programs  # type: ignore[attr-defined]
-    runner._programs = watched = _Watched(runner._programs)  # type: ignore[assignment]
-    return watched

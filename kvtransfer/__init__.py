@@ -19,6 +19,7 @@ The protocol and its states are in `kvtransfer.protocol`, the errors in `kvtrans
 """
 
 from kvtransfer.books import TransferCounts
+from kvtransfer.chunk import Chunk
 from kvtransfer.device_transport import DeviceServer, device_uri, serve_device
 from kvtransfer.endpoints import TRANSPORTS
 from kvtransfer.errors import (
@@ -33,7 +34,7 @@ from kvtransfer.errors import (
     TransferTimeout,
     UnknownTransfer,
 )
-from kvtransfer.fetch import Chunk, Fetch
+from kvtransfer.fetch import Fetch
 from kvtransfer.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, kv_service_handler
 from kvtransfer.heap import keep_freed_buffers
 from kvtransfer.jax_transport import Arrays, array_method

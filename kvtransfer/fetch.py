@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from kvtransfer.books import CANCELLED, TransferCounts
 from kvtransfer.channel import Channel, ChannelClosed
+from kvtransfer.chunk import Chunk
 from kvtransfer.errors import (
     IntegrityError,
     KVTransferError,
@@ -52,35 +52,6 @@ ACK_SHARE = 0.25
 """Of the window: as much credit is given back at once."""
 LAST_WORDS_S = 0.25
 """How long the end of a connection waits for messages not yet sent."""
-
-
-class Chunk:
-    """KV of tokens [start, stop).
-
-    `arrays` are read-only, one [layers, stop-start, heads, width] per `ArraySpec`, and may be
-    views of shared memory that the source writes again: valid until `release()` or the
-    fetch's `close`, whichever comes first. Copy out before, keep no view after. If the
-    transport leaves KV on the devices they are the source's device arrays, maybe padded: the
-    first stop-start tokens count.
-    """
-
-    def __init__(
-        self, start: int, stop: int, arrays: list[Any], on_release: Callable[[Chunk], None]
-    ) -> None:
-        self.start = start
-        self.stop = stop
-        self.arrays = arrays
-        self._on_release: Callable[[Chunk], None] | None = on_release
-
-    def release(self) -> None:
-        """Gives the chunk's memory back, and the source credit for one more. Idempotent.
-
-        To be called on the fetch's loop.
-        """
-        if self._on_release is not None:
-            on_release, self._on_release = self._on_release, None
-            self.arrays = []
-            on_release(self)
 
 
 class Fetch:

@@ -7,89 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from settings.config import BLOCK_SIZES, KV_TRANSPORTS
-from settings.environment import LOG_LEVELS
+from settings.config import BLOCK_SIZES
 from settings.errors import ConfigError
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number is wanted") from None
-
-
-def _positive(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: at least 1 is wanted")
-    return value
-
-
-def _seed(text: str) -> int:
-    value = _whole(text)
-    if not 0 <= value < 2**64:
-        raise argparse.ArgumentTypeError(f"{text}: a seed from 0 to 2**64 - 1 is wanted")
-    return value
-
-
-def _port(text: str) -> int:
-    value = _whole(text)
-    if not 0 <= value < 65536:
-        raise argparse.ArgumentTypeError(f"{text}: a port from 0 to 65535 is wanted")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number is wanted") from None
-    if not 0.0 < value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: a share above 0 and at most 1 is wanted")
-    return value
-
-
-def _cpus(text: str) -> tuple[int, ...]:
-    cores = tuple(_whole(part) for part in text.split(","))
-    if min(cores) < 0:
-        raise argparse.ArgumentTypeError(f"{text}: cores count from 0")
-    return cores
-
-
-def _addresses(text: str) -> tuple[str, ...]:
-    addresses = tuple(part.strip() for part in text.split(","))
-    if not all(addresses):
-        raise argparse.ArgumentTypeError(f"{text!r}: an address is empty")
-    for address in addresses:
-        if not _is_address(address):
-            raise argparse.ArgumentTypeError(f"{address!r} is neither unix:/path nor host:port")
-    if len(set(addresses)) < len(addresses):
-        raise argparse.ArgumentTypeError(f"{text!r}: an address is given twice")
-    return addresses
-
-
-def _is_address(text: str) -> bool:
-    if text.startswith("unix:"):
-        return text.startswith("unix:/")
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-
-
-def _transports(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    wrong = [name for name in names if name not in KV_TRANSPORTS]
-    if wrong or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: some of {', '.join(KV_TRANSPORTS)} are wanted, each once"
-        )
-    return names
-
-
-def _level(text: str) -> str:
-    if text.upper() not in LOG_LEVELS:
-        raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(LOG_LEVELS)} is wanted")
-    return text.upper()
+from settings.flag_values import (
+    to_addresses,
+    to_cpus,
+    to_level,
+    to_port,
+    to_positive,
+    to_seed,
+    to_share,
+    to_transports,
+    to_whole,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +63,7 @@ MODEL = Group(
         ),
         Flag("revision", "revision of a Hugging Face model id"),
         _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
-        Flag("seed", "seeds every generator", _seed, 0),
+        Flag("seed", "seeds every generator", to_seed, 0),
     ),
 )  # fmt: skip
 
@@ -168,15 +98,17 @@ WEIGHTS = Group(
             default="none",
             choices=("none", "int8"),
         ),
-        Flag("max_model_len", "most tokens of prompt and output (default: config.json)", _positive),
-        Flag("sliding_window", "overrides the model's window", _positive, supported=(None,)),
+        Flag(
+            "max_model_len", "most tokens of prompt and output (default: config.json)", to_positive
+        ),
+        Flag("sliding_window", "overrides the model's window", to_positive, supported=(None,)),
     ),
 )  # fmt: skip
 
 ENGINE = Group(
     "engine of each worker",
     (
-        Flag("tensor_parallel_size", "devices per worker", _positive, 1),
+        Flag("tensor_parallel_size", "devices per worker", to_positive, 1),
         Flag(
             "kv_cache_dtype", "of the KV cache; auto is the weights'", default="auto",
             choices=("auto", "float32", "bfloat16"),
@@ -187,32 +119,32 @@ ENGINE = Group(
         ),
         _switch("enable_jit", "compile the programs", True, (True,)),
         _switch("warmup", "compile everything before the first request", True),
-        Flag("max_prefill_seqs", "most sequences prefilled in one step", _positive, 1),
-        Flag("prefill_seqs_padding", "granularity of prompts in a step", _positive, 8),
-        Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", _positive),
-        Flag("decode_seqs_padding", "granularity of decoding sequences (8; CPU: 1)", _positive),
-        Flag("decode_blocks_padding", "granularity of block tables (128; CPU: 8)", _positive),
+        Flag("max_prefill_seqs", "most sequences prefilled in one step", to_positive, 1),
+        Flag("prefill_seqs_padding", "granularity of prompts in a step", to_positive, 8),
+        Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", to_positive),
+        Flag("decode_seqs_padding", "granularity of decoding sequences (8; CPU: 1)", to_positive),
+        Flag("decode_blocks_padding", "granularity of block tables (128; CPU: 8)", to_positive),
         Flag(
-            "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", _positive,
+            "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", to_positive,
             aliases=("max_running_seqs",),
         ),
         _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
         _switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
         Flag(
             "hbm_utilization_factor", "share of the memory left after the weights for KV",
-            _share, 0.9,
+            to_share, 0.9,
         ),
-        Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", _positive),
-        Flag("block_size", "tokens of a KV block", _whole, 32, choices=BLOCK_SIZES),
+        Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", to_positive),
+        Flag("block_size", "tokens of a KV block", to_whole, 32, choices=BLOCK_SIZES),
         Flag(
             "max_queued_requests", "waiting requests of a worker before it rejects",
-            _positive, 1024,
+            to_positive, 1024,
         ),
         _switch("enable_lora", "serve LoRA adapters", False, (False,)),
-        Flag("max_lora_rank", "largest rank of an adapter", _positive, 16, supported=(16,)),
+        Flag("max_lora_rank", "largest rank of an adapter", to_positive, 16, supported=(16,)),
         _switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
         Flag(
-            "max_num_mem_cached_lora", "adapters kept in memory", _positive, 16, supported=(16,)
+            "max_num_mem_cached_lora", "adapters kept in memory", to_positive, 16, supported=(16,)
         ),
     ),
 )  # fmt: skip
@@ -225,13 +157,13 @@ TRANSFER = Group(
             "how KV may move between workers, best first (device,shm,jax,grpc; CPU: without "
             "jax): device within a process, shm within a machine, jax from devices to devices "
             "between processes, grpc",
-            _transports,
+            to_transports,
         ),
         Flag(
             "max_exported_fraction",
             "share of a prefill worker's KV blocks that may wait for decode workers, prompts "
             "being computed included; beyond it no more are begun",
-            _share, 0.5,
+            to_share, 0.5,
         ),
     ),
 )  # fmt: skip
@@ -244,8 +176,8 @@ TOPOLOGY = Group(
 DEPLOYMENT = Group(
     "deployment",
     (
-        Flag("num_hosts", "hosts of the deployment", _positive, 1, supported=(1,)),
-        Flag("data_parallel_size", "replicas of every worker", _positive, 1, supported=(1,)),
+        Flag("num_hosts", "hosts of the deployment", to_positive, 1, supported=(1,)),
+        Flag("data_parallel_size", "replicas of every worker", to_positive, 1, supported=(1,)),
         Flag(
             "worker_distributed_method",
             "mp (a process per worker), thread (all workers in one process, each with its own "
@@ -262,7 +194,7 @@ HTTP = Group(
         Flag(
             "port",
             "port to listen on (7080; AIP_HTTP_PORT on Vertex AI); 0 takes a free one",
-            _port,
+            to_port,
         ),
     ),
 )
@@ -271,7 +203,7 @@ DEMO = Group("demo", (_switch("once", "end after the answer", False),))
 
 LOGGING = Group(
     "logging",
-    (Flag("log_level", "DEBUG, INFO, WARNING or ERROR (HEX_LLM_LOG_LEVEL)", _level),),
+    (Flag("log_level", "DEBUG, INFO, WARNING or ERROR (HEX_LLM_LOG_LEVEL)", to_level),),
 )
 
 WORKER = Group(
@@ -279,14 +211,14 @@ WORKER = Group(
     (
         Flag("address", "unix:/path or host:port to serve the router and other workers at"),
         Flag("advertise", "host:port at which other workers reach this one (default: --address)"),
-        Flag("cpus", "cores to run on, such as 0,1", _cpus),
+        Flag("cpus", "cores to run on, such as 0,1", to_cpus),
         _switch("exit_with_stdin", "end when standard input closes", False),
     ),
 )
 
 ROUTER = Group(
     "router",
-    (Flag("workers", "addresses of the workers, such as unix:/a,host:8471", _addresses),),
+    (Flag("workers", "addresses of the workers, such as unix:/a,host:8471", to_addresses),),
 )
 
 
@@ -296,15 +228,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 _METAVARS: dict[Callable[[str], Any] | None, str] = {
-    _whole: "N",
-    _positive: "N",
-    _seed: "N",
-    _port: "PORT",
-    _share: "X",
-    _cpus: "N,…",
-    _level: "LEVEL",
-    _addresses: "ADDRESS,…",
-    _transports: "NAME,…",
+    to_whole: "N",
+    to_positive: "N",
+    to_seed: "N",
+    to_port: "PORT",
+    to_share: "X",
+    to_cpus: "N,…",
+    to_level: "LEVEL",
+    to_addresses: "ADDRESS,…",
+    to_transports: "NAME,…",
 }
 
 
