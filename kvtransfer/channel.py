@@ -19,14 +19,21 @@ class ChannelClosed(Exception):
 
 
 class Channel(Protocol):
-    """One connection. One coroutine may send while another receives, no two the same."""
+    """One connection. One coroutine may flush while another receives, no two the same."""
 
     @property
     def on_device(self) -> bool:
         """Chunks are device arrays, padded to a whole chunk, and not bytes."""
 
-    async def send(self, message: Message) -> None:
-        """Sends a message that is not a chunk, and waits while the transport is full.
+    def post(self, *messages: Message) -> bool:
+        """Takes messages to be sent, in this order; none is a chunk's.
+
+        Returns True if all of them are out, which costs no task and no turn of the loop; else
+        `flush` sends the rest. Raises ChannelClosed.
+        """
+
+    async def flush(self) -> None:
+        """Sends all that was posted, and waits while the transport is full; one call at a time.
 
         Raises ChannelClosed. If it is cancelled halfway, nothing more can be sent.
         """
@@ -66,5 +73,5 @@ class SourceChannel(Channel, Protocol):
         Raises SharedMemoryFull.
         """
 
-    async def send_chunk(self, packed: Packed) -> None:
-        """As `send`."""
+    def post(self, *sent: Message | Packed) -> bool:
+        """As above, but for chunks as well; several at once wake the reader once."""

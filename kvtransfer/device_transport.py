@@ -46,20 +46,21 @@ class _End:
         one._peer, other._peer = other, one
         return one, other
 
-    async def send(self, message: Message) -> None:
-        self._put(Frame(message))
+    def post(self, *sent: Message | Packed) -> bool:
+        if self._closed or self._peer._closed:
+            raise ChannelClosed("the connection has been closed")
+        for item in sent:
+            # Never full: chunks are bounded by the window, and other messages by the states.
+            self._peer._inbox.put_nowait(
+                Frame(item.header, item.content) if isinstance(item, Packed) else Frame(item)
+            )
+        return True
+
+    async def flush(self) -> None:
+        """Nothing to do: what is posted is out."""
 
     def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
         return Packed(chunk, tuple(arrays))
-
-    async def send_chunk(self, packed: Packed) -> None:
-        self._put(Frame(packed.header, packed.content))
-
-    def _put(self, frame: Frame) -> None:
-        if self._closed or self._peer._closed:
-            raise ChannelClosed("the connection has been closed")
-        # Never full: chunks are bounded by the window, and other messages by the states.
-        self._peer._inbox.put_nowait(frame)
 
     async def recv(self) -> Frame:
         frame = None if self._closed else await self._inbox.get()

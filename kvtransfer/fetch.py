@@ -90,7 +90,7 @@ class Fetch:
         self._unsaid: list[int] = []  # released and not yet acknowledged
         self._trailer: bytes | None = None
         self._pulled_at: float | None = None  # by time.monotonic, while it runs
-        self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._flushing: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run())
 
@@ -114,7 +114,7 @@ class Fetch:
         For use between `admitted` and `chunks`; does nothing at other times.
         """
         if self.state is State.ADMITTED and self._watch.failure is None:
-            self._outbox.put_nowait(Renew())
+            self._say(Renew())
 
     async def chunks(self, from_token: int | None = None) -> AsyncIterator[Chunk]:
         """The transfer's chunks in order; the first iteration tells the source to send.
@@ -231,10 +231,9 @@ class Fetch:
 
     async def _talk(self, channel: Channel) -> bool:
         """Claims by `channel` and takes in what comes, to its end; True: try the next endpoint."""
-        self.state, self._outbox = State.CONNECTED, asyncio.Queue()
-        self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
-        writer = asyncio.create_task(self._write(channel))
+        self.state, self._flushing = State.CONNECTED, None
         try:
+            self._say(Claim(PROTOCOL_VERSION, self._transfer_id, self._from_token, self._layout))
             while self.state is not State.RELEASED:
                 try:
                     frame = await channel.recv()
@@ -257,10 +256,10 @@ class Fetch:
             self._fail_by(error)
         finally:
             try:
-                self._outbox.put_nowait(None)
-                await asyncio.wait([writer], timeout=LAST_WORDS_S)
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+                if self._flushing is not None:
+                    await asyncio.wait([self._flushing], timeout=LAST_WORDS_S)
+                    self._flushing.cancel()
+                    await asyncio.gather(self._flushing, return_exceptions=True)
             finally:  # a close that has lost patience cancels the wait above as well
                 if self.state is not State.RELEASED:
                     await channel.close()
@@ -269,12 +268,17 @@ class Fetch:
     def _say(self, message: Message) -> None:
         if self._watch.failure is None:
             self.state = next_state(self.state, message)
-            self._outbox.put_nowait(message)
+            if self._channel is not None:
+                self._send(self._channel, message)
 
-    async def _write(self, channel: Channel) -> None:
+    def _send(self, channel: Channel, message: Message) -> None:
         with suppress(ChannelClosed):  # the receiving side reports it
-            while (message := await self._outbox.get()) is not None:
-                await channel.send(message)
+            if not channel.post(message) and (self._flushing is None or self._flushing.done()):
+                self._flushing = asyncio.create_task(self._flush(channel))
+
+    async def _flush(self, channel: Channel) -> None:
+        with suppress(ChannelClosed):
+            await channel.flush()
 
     def _fail_by(self, error: Exception) -> None:
         if not isinstance(error, KVTransferError):

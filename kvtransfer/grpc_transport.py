@@ -7,6 +7,7 @@ service is added to a server that others may share.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -61,11 +62,17 @@ class CallChannel:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._posted: deque[bytes] = deque()
 
-    async def write(self, frame: bytes) -> None:
-        """Raises ChannelClosed."""
+    def post_frames(self, *frames: bytes) -> bool:
+        """Takes frames to be sent by `flush`; False, as `Channel.post`: none is out yet."""
+        self._posted.extend(frames)
+        return False
+
+    async def flush(self) -> None:
         try:
-            await self._call.write(frame)
+            while self._posted:
+                await self._call.write(self._posted.popleft())
         except _BROKEN as error:
             raise ChannelClosed(_reason(error)) from error
 
@@ -87,8 +94,10 @@ class CallChannel:
 class _ByteChannel(CallChannel):
     on_device = False
 
-    async def send(self, message: Message) -> None:
-        await self.write(encode_frame(message))
+    def post(self, *sent: Message | Packed) -> bool:
+        return self.post_frames(
+            *(item.content if isinstance(item, Packed) else encode_frame(item) for item in sent)
+        )
 
     async def recv(self) -> Frame:
         return decode_frame(await self.read())
@@ -101,9 +110,6 @@ class _SourceChannel(_ByteChannel):
         runs = list(runs_of(arrays))
         header = replace(chunk, checksum=checksum(runs))
         return Packed(header, encode_frame(header, runs))
-
-    async def send_chunk(self, packed: Packed) -> None:
-        await self.write(packed.content)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""

@@ -44,8 +44,13 @@ class _ArrayChannel(CallChannel):
         super().__init__(call)
         self._arrays = arrays
 
-    async def send(self, message: Message) -> None:
-        await self.write(encode_header(message))
+    def post(self, *sent: Message | Packed) -> bool:
+        for item in sent:
+            if isinstance(item, Packed):
+                self.post_frames(encode_header(self._arrays.park(item.content)))
+                item = item.header
+            self.post_frames(encode_header(item))
+        return False
 
 
 class _SourceChannel(_ArrayChannel):
@@ -56,10 +61,6 @@ class _SourceChannel(_ArrayChannel):
 
     def pack(self, chunk: ChunkHeader, arrays: Sequence[Any]) -> Packed:
         return Packed(chunk, tuple(arrays))
-
-    async def send_chunk(self, packed: Packed) -> None:
-        await self.write(encode_header(self._arrays.park(packed.content)))
-        await self.send(packed.header)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtransfer.books import WITHDRAWN
-from kvtransfer.channel import ChannelClosed, SourceChannel
+from kvtransfer.channel import ChannelClosed, Packed, SourceChannel
 from kvtransfer.errors import (
     KVTransferError,
     LayoutMismatch,
@@ -87,7 +87,7 @@ class Session:
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
         self._counts = source.books.of(channel.transport)
         self._pulled_at: float | None = None  # by time.monotonic, while it runs
-        self._sending: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -201,16 +201,17 @@ class Session:
                 released = True
             elif error is not None:
                 async with asyncio.timeout(GOODBYE_S):
-                    if self._sending is not None:
-                        await self._sending
-                    await self._channel.send(Failed(error.code, str(error)[:MAX_TEXT_CHARS]))
+                    self._channel.post(Failed(error.code, str(error)[:MAX_TEXT_CHARS]))
+                    if self._flushing is not None:
+                        await self._flushing
+                    await self._channel.flush()
                     # The reader answers by hanging up, or by what it was about to say last. If
                     # this end hung up first, grpc.aio's reader could see that before the message.
                     await receiver
         except (ChannelClosed, TimeoutError):
             log.debug("the reader was gone before it could be told: %s", error)
         finally:
-            rest = [receiver] if self._sending is None else [receiver, self._sending]
+            rest = [receiver] if self._flushing is None else [receiver, self._flushing]
             for task in rest:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
@@ -228,10 +229,16 @@ class Session:
         await self._watch.until(lambda: self.state is State.STREAMING)
         while self._reads or self._cursor < total:
             await self._watch.until(lambda: bool(self._reads) and self._reads[0].task.done())
-            await self._send_chunk(self._reads[0])
-        await self._watch.until(lambda: transfer.trailer is not None)
-        assert transfer.trailer is not None
-        await self._say(End(transfer.trailer))
+            packed = self._pack(self._reads[0])
+            if packed.header.stop == total and transfer.trailer is not None:
+                # In one write: a reader that was woken by the chunk may take this core.
+                await self._say(packed, End(transfer.trailer))
+            else:
+                await self._say(packed)
+        if self.state is State.STREAMING:
+            await self._watch.until(lambda: transfer.trailer is not None)
+            assert transfer.trailer is not None
+            await self._say(End(transfer.trailer))
         self._count_time()
         await self._watch.until(lambda: self.state is State.DONE)
 
@@ -285,7 +292,7 @@ class Session:
         check_read(source.layout, arrays, start, stop, padded)
         return chunk_header(source.layout, slot, start, stop), arrays
 
-    async def _send_chunk(self, read: _Read) -> None:
+    def _pack(self, read: _Read) -> Packed:
         # Packed only now, so that the first chunk leaves before the next one is copied. On the
         # loop: of the usual 3 MiB it takes half a millisecond, and another thread would have to
         # wait for the interpreter twice.
@@ -293,20 +300,21 @@ class Session:
         self._reads.popleft()
         self._unacknowledged[read.start] = read.slot
         self._count_chunk(packed.header)
-        await self._deliver(packed.header, self._channel.send_chunk(packed))
+        return packed
 
-    async def _say(self, message: Message) -> None:
-        await self._deliver(message, self._channel.send(message))
-
-    async def _deliver(self, message: Message, send: Coroutine[Any, Any, None]) -> None:
+    async def _say(self, *sent: Message | Packed) -> None:
         """Sends. If the session ends meanwhile, the goodbye waits for the rest, or cuts it."""
-        # The state first: the answer may come before `send` returns.
-        self.state = next_state(self.state, message)
-        sending = self._sending = asyncio.create_task(send)
-        sending.add_done_callback(lambda _: self._watch.notify())
-        await self._watch.until(sending.done)
-        self._sending = None
-        sending.result()
+        # The state first: the answer may come before all is out.
+        for item in sent:
+            message = item.header if isinstance(item, Packed) else item
+            self.state = next_state(self.state, message)
+        if self._channel.post(*sent):
+            return
+        flushing = self._flushing = asyncio.create_task(self._channel.flush())
+        flushing.add_done_callback(lambda _: self._watch.notify())
+        await self._watch.until(flushing.done)
+        self._flushing = None
+        flushing.result()
 
     async def _receive(self) -> None:
         try:

@@ -66,16 +66,16 @@ class _SourceChannel:
         self._announced = False
         self.closed = False
 
-    async def send(self, message: Message) -> None:
-        await self._stream.write(encode_header(message))
+    def post(self, *sent: Message | Packed) -> bool:
+        fd = None
+        messages = [item.header if isinstance(item, Packed) else item for item in sent]
+        if self._segment is not None and not self._announced:
+            messages.insert(0, SegmentOpened(self._segment.slots, self._segment.slot_bytes))
+            fd, self._announced = self._segment.fd, True
+        return self._stream.post(b"".join(map(encode_header, messages)), fd)
 
-    async def send_chunk(self, packed: Packed) -> None:
-        assert self._segment is not None
-        if not self._announced:
-            opened = SegmentOpened(self._segment.slots, self._segment.slot_bytes)
-            await self._stream.write(encode_header(opened), self._segment.fd)
-            self._announced = True
-        await self.send(packed.header)
+    async def flush(self) -> None:
+        await self._stream.flush()
 
     async def recv(self) -> Frame:
         return Frame(await _read_message(self._stream))
@@ -108,8 +108,11 @@ class _ReaderChannel:
         self._keep = keep
         self._segment: SegmentView | None = None
 
-    async def send(self, message: Message) -> None:
-        await self._stream.write(encode_header(message))
+    def post(self, *messages: Message) -> bool:
+        return self._stream.post(b"".join(map(encode_header, messages)))
+
+    async def flush(self) -> None:
+        await self._stream.flush()
 
     async def recv(self) -> Frame:
         while True:

@@ -1,7 +1,8 @@
 """A connected Unix socket on the asyncio loop that can pass file descriptors.
 
 asyncio's own streams drop descriptors that arrive with the bytes, hence recvmsg and sendmsg
-here, on a non-blocking socket.
+here, on a non-blocking socket. What the socket takes at once is written without a task or a turn
+of the loop: a message of a transfer is short, and somebody waits for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 
 from kvtransfer.channel import ChannelClosed
@@ -33,29 +35,56 @@ async def readable(sock: socket.socket) -> None:
 
 
 class UnixStream:
-    """Takes over `sock`. One coroutine may read while another writes."""
+    """Takes over `sock`. One coroutine may read while another flushes."""
 
     def __init__(self, sock: socket.socket, *, accept_fd: bool) -> None:
         sock.setblocking(False)
+        self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._accept_fd = accept_fd
         self._buffer = bytearray()
         self._fd: int | None = None
-        self._torn = False  # a write was given up halfway: the peer cannot read on
+        self._unsent: deque[tuple[memoryview, int | None]] = deque()
+        self._watched = False  # the loop calls `_on_readable`
+        self._ready: asyncio.Future[None] | None = None  # of who reads
 
     async def read_exactly(self, size: int) -> bytes:
         """The next `size` bytes. Raises ChannelClosed. Cancelling loses nothing."""
         while len(self._buffer) < size:
+            await self._readable()
             try:
                 self._receive()
             except (BlockingIOError, InterruptedError):
-                loop = asyncio.get_running_loop()
-                await self._ready(loop.add_reader, loop.remove_reader)
+                continue
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
+
+    async def _readable(self) -> None:
+        if self._socket.fileno() < 0:
+            raise ChannelClosed("the connection is closed")
+        if not self._watched:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._watched = True
+        self._ready = self._loop.create_future()
+        try:
+            await self._ready
+        finally:
+            self._ready = None
+
+    def _on_readable(self) -> None:
+        # Watched from one read to the next, which saves two system calls for each.
+        if self._ready is None:
+            self._unwatch()
+        else:
+            _resolve(self._ready)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._loop.remove_reader(self._socket.fileno())
+            self._watched = False
 
     def _receive(self) -> None:
         if self._accept_fd:
@@ -78,46 +107,51 @@ class UnixStream:
         fd, self._fd = self._fd, None
         return fd
 
-    async def write(self, data: bytes, fd: int | None = None) -> None:
-        """Writes all of `data`, `fd` beside its first byte. Raises ChannelClosed."""
-        if self._torn:
-            raise ChannelClosed("an earlier write was given up halfway")
-        self._torn = True
-        rest = memoryview(data)
-        while rest:
+    def post(self, data: bytes, fd: int | None = None) -> bool:
+        """Writes what the socket takes, `fd` beside the first byte; True if that is all.
+
+        The rest is kept for `flush`. Raises ChannelClosed.
+        """
+        self._unsent.append((memoryview(data), fd))
+        return self._send()
+
+    async def flush(self) -> None:
+        """Writes all that was posted. Raises ChannelClosed. Cancelling loses nothing."""
+        while not self._send():
+            ready: asyncio.Future[None] = self._loop.create_future()
+            fileno = self._socket.fileno()
+            self._loop.add_writer(fileno, _resolve, ready)
             try:
-                if fd is not None:
-                    sent = socket.send_fds(self._socket, [rest], [fd])
-                    fd = None
+                await ready
+            finally:
+                self._loop.remove_writer(fileno)
+
+    def _send(self) -> bool:
+        while self._unsent:
+            data, fd = self._unsent[0]
+            try:
+                if fd is None:
+                    sent = self._socket.send(data)
                 else:
-                    sent = self._socket.send(rest)
-                rest = rest[sent:]
+                    sent = socket.send_fds(self._socket, [data], [fd])
             except (BlockingIOError, InterruptedError):
-                loop = asyncio.get_running_loop()
-                await self._ready(loop.add_writer, loop.remove_writer)
+                return False
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-        self._torn = False
-
-    async def _ready(self, add: Callable, remove: Callable[[int], bool]) -> None:
-        ready = asyncio.get_running_loop().create_future()
-        fileno = self._socket.fileno()
-        if fileno < 0:
-            raise ChannelClosed("the connection is closed")
-        add(fileno, _resolve, ready)
-        try:
-            await ready
-        finally:
-            remove(fileno)
+            if sent == len(data):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = data[sent:], None
+        return True
 
     def on_readable(self, callback: Callable[[], None] | None) -> None:
         """Calls back whenever the peer has written or closed, until told None. Nobody may be
         reading meanwhile."""
-        loop = asyncio.get_running_loop()
+        self._watched = False
         if callback is None:
-            loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._socket.fileno())
         else:
-            loop.add_reader(self._socket.fileno(), callback)
+            self._loop.add_reader(self._socket.fileno(), callback)
 
     def is_quiet(self) -> bool:
         """Nothing waits to be read, and the peer has not closed."""
@@ -133,6 +167,8 @@ class UnixStream:
 
     def close(self) -> None:
         """Closes at once. Nobody may be reading or writing. Idempotent."""
+        self._unwatch()
+        self._unsent.clear()
         self._socket.close()
         if (fd := self.take_fd()) is not None:
             os.close(fd)

@@ -261,8 +261,15 @@ class Pipe:
     async def send(self, message: Message, payload: Payload = ()) -> None:
         self.peer._frames.put_nowait(Frame(message, tuple(payload)))
 
-    async def send_chunk(self, packed: Packed) -> None:
-        await self.send(packed.header, packed.content)
+    def post(self, *sent: Message | Packed) -> bool:
+        for item in sent:
+            packed = isinstance(item, Packed)
+            frame = Frame(item.header, tuple(item.content)) if packed else Frame(item)
+            self.peer._frames.put_nowait(frame)
+        return True
+
+    async def flush(self) -> None:
+        """What is posted is out."""
 
     async def recv(self) -> Frame:
         item = await self._frames.get()
