@@ -33,6 +33,8 @@ LAYERS, HEADS, WIDTH = 30, 3, 64  # the demo model's, float32
 TOKEN_BYTES = 2 * LAYERS * HEADS * WIDTH * 4
 CHUNK_TOKENS = 3 * 2**20 // TOKEN_BYTES
 PIECE = 3 * 2**20
+LEASE_S = 600.0
+"""All transfers are finished when the first one begins."""
 BARE_METHOD = "/benchmarks.Bare/Send"
 LAYOUT = KVLayout(
     "benchmark", tuple(ArraySpec(name, "float32", LAYERS, HEADS, WIDTH) for name in "kv")
@@ -57,7 +59,9 @@ class Holder:
         self._tokens = tokens
         shape = (2, LAYERS, tokens, HEADS, WIDTH)
         self._kv = np.random.default_rng(0).standard_normal(shape, np.float32)
-        self.source = KVSource(LAYOUT, self._read, self._released, chunk_tokens=CHUNK_TOKENS)
+        self.source = KVSource(
+            LAYOUT, self._read, self._released, chunk_tokens=CHUNK_TOKENS, lease_s=LEASE_S
+        )
 
     def offer(self, transfer_id: bytes) -> None:
         self.source.offer(transfer_id)
