@@ -7,7 +7,6 @@ shared memory (shm) or on the devices (jax), frames are headers only.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ class Frame:
 
 
 def encode_header(message: Message) -> bytes:
-    """Length prefix and msgpack header of `message`."""
+    """Length prefix and msgpack header of `message`: its frame, but for a payload."""
     header: bytes = msgpack.packb(to_header(message))
     return PREFIX.pack(len(header)) + header
 
@@ -55,11 +54,6 @@ def decode_header(header: bytes | memoryview) -> Message:
     return from_header(fields)
 
 
-def encode_frame(message: Message, payload: Sequence[memoryview] = ()) -> bytes:
-    """A whole frame as one bytes object: the one copy of a gRPC send."""
-    return b"".join((encode_header(message), *payload))
-
-
 def decode_bare(data: bytes) -> Message:
     """The inverse of `encode_header`, of a frame without payload. Raises ProtocolError only."""
     if len(data) < PREFIX.size or len(data) != PREFIX.size + header_length(data[: PREFIX.size]):
@@ -68,7 +62,7 @@ def decode_bare(data: bytes) -> Message:
 
 
 def decode_frame(data: bytes) -> Frame:
-    """The inverse of `encode_frame`, without a copy. Raises ProtocolError and nothing else."""
+    """The frame, its payload views of `data`. Raises ProtocolError and nothing else."""
     view = memoryview(data)
     if len(view) < PREFIX.size:
         raise ProtocolError(f"frame of {len(view)} bytes is cut off")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +17,7 @@ import grpc.aio
 import numpy as np
 
 from kvtransfer.channel import ChannelClosed, Packed, SourceChannel
+from kvtransfer.chunk_frame import pack_frame
 from kvtransfer.endpoints import Endpoint
 from kvtransfer.frames import (
     MAX_HEADER_BYTES,
@@ -25,10 +25,9 @@ from kvtransfer.frames import (
     PREFIX,
     Frame,
     decode_frame,
-    encode_frame,
+    encode_header,
 )
 from kvtransfer.messages import ChunkHeader, Message
-from kvtransfer.payload import checksum, runs_of
 from kvtransfer.source import KVSource
 
 SERVICE = "hexserve.v1.KVTransfer"
@@ -96,7 +95,7 @@ class _ByteChannel(CallChannel):
 
     def post(self, *sent: Message | Packed) -> bool:
         return self.post_frames(
-            *(item.content if isinstance(item, Packed) else encode_frame(item) for item in sent)
+            *(item.content if isinstance(item, Packed) else encode_header(item) for item in sent)
         )
 
     async def recv(self) -> Frame:
@@ -107,9 +106,7 @@ class _SourceChannel(_ByteChannel):
     transport = "grpc"
 
     def pack(self, chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
-        runs = list(runs_of(arrays))
-        header = replace(chunk, checksum=checksum(runs))
-        return Packed(header, encode_frame(header, runs))
+        return pack_frame(chunk, arrays)
 
     async def close(self, *, idle: bool = False) -> None:
         """Nothing to do: the call ends when its handler, which awaits the session, returns."""

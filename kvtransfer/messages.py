@@ -23,6 +23,7 @@ MAX_ARRAYS = 64
 MAX_WINDOW = 1024
 MAX_TRAILER_BYTES = 1 << 20
 MAX_PIECES = 1024
+LARGEST_CHECKSUM = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ def _chunk(body: dict) -> ChunkHeader:
         layers=fields.span("layers"),
         heads=fields.span("heads"),
         arrays=tuple(_array_header(item) for item in fields.items("arrays", 1, MAX_ARRAYS)),
-        checksum=fields.integer("checksum", 0, 2**64 - 1),
+        checksum=fields.integer("checksum", 0, LARGEST_CHECKSUM),
     )
 
 

@@ -6,15 +6,15 @@ only shape and dtype are known to this library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from kvtransfer.errors import IntegrityError, KVTransferError
-from kvtransfer.layout import KVLayout, align_up
+from kvtransfer.errors import IntegrityError, KVTransferError, ProtocolError
+from kvtransfer.layout import ALIGNMENT, KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader
 
 Payload = Sequence[Any]
@@ -32,38 +32,32 @@ def checksum(payload: Iterable[memoryview]) -> int:
     return int(digest.intdigest())
 
 
-def as_bytes(array: np.ndarray) -> memoryview:
-    """The array's bytes in C order; a view if it is contiguous, otherwise of a copy."""
-    # Through uint8: memoryview does not know the dtypes of ml_dtypes.
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def places_of(
+    memory: memoryview, arrays: Sequence[ArrayHeader], alignment: int = ALIGNMENT
+) -> tuple[memoryview, ...]:
+    """The part of `memory` of each array, at the next multiple of `alignment`.
 
-
-def runs_of(arrays: Iterable[np.ndarray]) -> Iterator[memoryview]:
-    """The arrays' bytes in C order, in as long pieces as they are contiguous in, copied if need be.
-
-    Chunks are mostly slices of longer arrays: contiguous within a layer.
+    Raises ProtocolError if they do not fit.
     """
+    places, offset = [], 0
     for array in arrays:
-        if array.flags.c_contiguous:
-            yield as_bytes(array)
-        else:
-            yield from map(as_bytes, array)
+        if offset + array.nbytes > len(memory):
+            raise ProtocolError(f"a chunk larger than its place of {len(memory)} bytes")
+        places.append(memory[offset : offset + array.nbytes])
+        offset += -(-array.nbytes // alignment) * alignment
+    return tuple(places)
 
 
-def copy_into(target: memoryview, arrays: Sequence[np.ndarray]) -> int:
-    """Writes the arrays, strided or not, into `target` in C order, each at the next multiple of
-    ALIGNMENT. Returns their `checksum`."""
+def copy_into(places: Sequence[memoryview], arrays: Sequence[np.ndarray]) -> int:
+    """Writes each array, strided or not, into its place in C order. Returns their `checksum`."""
     digest = xxhash.xxh3_64()
-    offset = 0
-    for array in arrays:
-        place = target[offset : offset + array.nbytes]
+    for place, array in zip(places, arrays, strict=True):
         layers = np.frombuffer(place, dtype=array.dtype).reshape(array.shape)
         layer_bytes = array.nbytes // len(array)
         step = max(1, _PIECE_BYTES // max(1, layer_bytes))
         for layer in range(0, len(array), step):
             np.copyto(layers[layer : layer + step], array[layer : layer + step])
             digest.update(place[layer * layer_bytes : (layer + step) * layer_bytes])
-        offset += align_up(array.nbytes)
     return int(digest.intdigest())
 
 

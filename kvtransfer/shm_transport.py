@@ -29,7 +29,7 @@ from kvtransfer.errors import ProtocolError
 from kvtransfer.frames import PREFIX, Frame, decode_header, encode_header, header_length
 from kvtransfer.layout import align_up
 from kvtransfer.messages import ChunkHeader, Message, SegmentOpened
-from kvtransfer.payload import copy_into
+from kvtransfer.payload import copy_into, places_of
 from kvtransfer.session import Session
 from kvtransfer.shm_segment import Segment, SegmentView
 from kvtransfer.source import KVSource
@@ -84,7 +84,8 @@ class _SourceChannel:
         if self._segment is None:
             self._segment = Segment(self._slots, self._slot_bytes)
         size = sum(align_up(array.nbytes) for array in chunk.arrays)
-        digest = copy_into(self._segment.slot(chunk.slot, size), arrays)
+        slot = self._segment.slot(chunk.slot, size)
+        digest = copy_into(places_of(slot, chunk.arrays), arrays)
         return Packed(replace(chunk, checksum=digest), None)
 
     async def close(self, *, idle: bool = False) -> None:
@@ -136,14 +137,7 @@ class _ReaderChannel:
     def _views(self, chunk: ChunkHeader) -> tuple[memoryview, ...]:
         if self._segment is None:
             raise ProtocolError("a chunk came before its segment")
-        memory = self._segment.slot(chunk.slot)
-        views, offset = [], 0
-        for array in chunk.arrays:
-            if offset + array.nbytes > len(memory):
-                raise ProtocolError(f"a chunk larger than its slot of {len(memory)} bytes")
-            views.append(memory[offset : offset + array.nbytes])
-            offset += align_up(array.nbytes)
-        return tuple(views)
+        return places_of(self._segment.slot(chunk.slot), chunk.arrays)
 
     def on_readable(self, callback: Callable[[], None] | None) -> None:
         """See UnixStream."""

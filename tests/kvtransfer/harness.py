@@ -34,7 +34,7 @@ from kvtransfer.array_transfer import ArrayTransfer
 from kvtransfer.channel import ChannelClosed, Packed
 from kvtransfer.frames import Frame
 from kvtransfer.messages import ChunkHeader, Message
-from kvtransfer.payload import Payload, as_bytes, checksum
+from kvtransfer.payload import Payload, checksum
 from kvtransfer.protocol import State
 
 TRANSPORTS = ("device", "shm", "jax+unix", "jax", "grpc+unix", "grpc")
@@ -68,6 +68,12 @@ async def eventually(predicate: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not predicate():  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The array's bytes in C order; a view if it is contiguous, otherwise of a copy."""
+    # Through uint8: memoryview does not know the dtypes of ml_dtypes.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def on_a_device(array: np.ndarray) -> jax.Array:

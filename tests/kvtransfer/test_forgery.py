@@ -38,10 +38,10 @@ from kvtransfer.messages import (
     Pull,
     Renew,
 )
-from kvtransfer.payload import as_bytes, checksum, chunk_header
+from kvtransfer.payload import checksum, chunk_header
 from kvtransfer.protocol import TRANSITIONS, State
 from kvtransfer.route import AvoidedEndpoints, Route
-from tests.kvtransfer.harness import CHUNK, LAYOUT, Owner, Pipe
+from tests.kvtransfer.harness import CHUNK, LAYOUT, Owner, Pipe, as_bytes
 
 A = b"transfer-a"
 CLAIM = Claim(PROTOCOL_VERSION, A, 0, LAYOUT)

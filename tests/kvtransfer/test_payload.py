@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from kvtransfer import payload
+from kvtransfer import KVLayout, ProtocolError, chunk_frame, payload
+from kvtransfer.frames import encode_header
 from kvtransfer.layout import align_up
-from kvtransfer.payload import checksum, copy_into, runs_of
+from kvtransfer.messages import ArrayHeader
+from kvtransfer.payload import checksum, chunk_header, copy_into, places_of
 
 
 def sliced(dtype: str, layers: int, width: int) -> np.ndarray:
@@ -22,6 +26,7 @@ ARRAYS = [
     sliced("int8", 1, 1).transpose(0, 3, 2, 1),
     np.zeros((2, 0, 3, 7), np.float32),
 ]
+HEADERS = [ArrayHeader("", str(a.dtype), a.shape, a.nbytes) for a in ARRAYS]
 BYTES = [np.ascontiguousarray(array).tobytes() for array in ARRAYS]
 
 
@@ -29,21 +34,30 @@ BYTES = [np.ascontiguousarray(array).tobytes() for array in ARRAYS]
 def test_arrays_are_copied_to_aligned_places(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(payload, "_PIECE_BYTES", piece)
     target = bytearray(b"?" * sum(map(align_up, map(len, BYTES))))
-    assert copy_into(memoryview(target), ARRAYS) == checksum(map(memoryview, BYTES))
+    places = places_of(memoryview(target), HEADERS)
+    assert copy_into(places, ARRAYS) == checksum(map(memoryview, BYTES))
     offset = 0
     for wanted in BYTES:
         assert target[offset : offset + len(wanted)] == wanted
         offset += align_up(len(wanted))
 
 
-def test_runs_are_the_bytes_in_order() -> None:
-    runs = list(runs_of(ARRAYS))
-    assert b"".join(runs) == b"".join(BYTES)
-    assert checksum(runs) == checksum(map(memoryview, BYTES))
-    assert len(runs) == 4 + 1 + 1 + 1  # layers of the first, the others whole or copied
-
-
-def test_what_is_contiguous_is_not_copied() -> None:
-    assert all(
-        np.shares_memory(np.frombuffer(run, np.uint8), ARRAYS[0]) for run in runs_of(ARRAYS[:1])
+def test_places_must_fit() -> None:
+    memory = memoryview(bytearray(sum(map(len, BYTES))))
+    assert [len(place) for place in places_of(memory, HEADERS, alignment=1)] == list(
+        map(len, BYTES)
     )
+    for short, alignment in (memory[1:], 1), (memory, 64):
+        with pytest.raises(ProtocolError, match="larger than its place"):
+            places_of(short, HEADERS, alignment)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_frame_is_packed_in_place(monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
+    if small:  # a checksum that takes less room than most
+        monkeypatch.setattr(chunk_frame, "copy_into", lambda *given: copy_into(*given) and 5)
+    chunk = replace(chunk_header(KVLayout("m", ()), 1, 8, 13), arrays=tuple(HEADERS))
+    packed = chunk_frame.pack_frame(chunk, ARRAYS)
+    wanted = 5 if small else checksum(map(memoryview, BYTES))
+    assert packed.header == replace(chunk, checksum=wanted)
+    assert packed.content == encode_header(packed.header) + b"".join(BYTES)

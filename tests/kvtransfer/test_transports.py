@@ -30,7 +30,7 @@ from kvtransfer import (
 )
 from kvtransfer.endpoints import parse_endpoint, ranked
 from kvtransfer.errors import ProtocolError
-from kvtransfer.frames import encode_frame, encode_header
+from kvtransfer.frames import encode_header
 from kvtransfer.grpc_transport import METHOD, SERVICE
 from kvtransfer.messages import PROTOCOL_VERSION, Claim, Pull, SegmentOpened
 from kvtransfer.shm_segment import Segment, SegmentView
@@ -343,9 +343,9 @@ async def test_grpc_reader_that_does_not_read_loses_its_lease():
         link.publish(A, 250)
         async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            await call.write(encode_frame(Claim(PROTOCOL_VERSION, A, 0, layout), []))
+            await call.write(encode_header(Claim(PROTOCOL_VERSION, A, 0, layout)))
             await call.read()
-            await call.write(encode_frame(Pull(0), []))
+            await call.write(encode_header(Pull(0)))
             await link.owner.until(lambda: link.owner.released)
             assert link.owner.released == [(A, ReleaseCause.LEASE_EXPIRED)]
             await eventually(lambda: not link.source._sessions)
