@@ -198,6 +198,7 @@ class Session:
             if self.state is State.DONE:
                 async with asyncio.timeout(GOODBYE_S):
                     await self._say(Released())
+                    await self._flushed()
                 released = True
             elif error is not None:
                 async with asyncio.timeout(GOODBYE_S):
@@ -239,6 +240,7 @@ class Session:
             await self._watch.until(lambda: transfer.trailer is not None)
             assert transfer.trailer is not None
             await self._say(End(transfer.trailer))
+        await self._flushed()
         self._count_time()
         await self._watch.until(lambda: self.state is State.DONE)
 
@@ -303,18 +305,22 @@ class Session:
         return packed
 
     async def _say(self, *sent: Message | Packed) -> None:
-        """Sends. If the session ends meanwhile, the goodbye waits for the rest, or cuts it."""
+        """Sends, once what was said before is out: a chunk is packed while another leaves."""
+        await self._flushed()
         # The state first: the answer may come before all is out.
         for item in sent:
             message = item.header if isinstance(item, Packed) else item
             self.state = next_state(self.state, message)
-        if self._channel.post(*sent):
-            return
-        flushing = self._flushing = asyncio.create_task(self._channel.flush())
-        flushing.add_done_callback(lambda _: self._watch.notify())
-        await self._watch.until(flushing.done)
-        self._flushing = None
-        flushing.result()
+        if not self._channel.post(*sent):
+            self._flushing = asyncio.create_task(self._channel.flush())
+            self._flushing.add_done_callback(lambda _: self._watch.notify())
+
+    async def _flushed(self) -> None:
+        """All is out. If the session ends before, the goodbye waits for the rest, or cuts it."""
+        if self._flushing is not None:
+            await self._watch.until(self._flushing.done)
+            flushing, self._flushing = self._flushing, None
+            flushing.result()
 
     async def _receive(self) -> None:
         try:
