@@ -132,6 +132,12 @@ class Owner:
                 await self.changed.wait()
 
 
+def new_source(**options: float) -> KVSource:
+    """One whose owner nobody looks at."""
+    owner = Owner(LAYOUT)
+    return KVSource(LAYOUT, owner.read, owner.on_release, **{"chunk_tokens": CHUNK, **options})
+
+
 class Link:
     """Both ends, and where the source can be reached."""
 
