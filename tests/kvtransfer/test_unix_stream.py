@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,7 +18,7 @@ MUCH = os.urandom(4 << 20)
 
 
 @pytest.fixture
-async def streams() -> Iterator[tuple[UnixStream, UnixStream]]:
+async def streams() -> AsyncIterator[tuple[UnixStream, UnixStream]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     pair = UnixStream(ours, accept_fd=False), UnixStream(theirs, accept_fd=True)
     yield pair
