@@ -57,7 +57,7 @@ def change_config(folder: Path, **changes: object) -> None:
         (HEX_LLM, ["--model=fake", "--num_hosts=2"], "--num_hosts=2 is not supported yet"),
         (SERVE, ["--model=fake", "--host=192.0.2.1"], "--host=192.0.2.1"),
         (SERVE, ["--model=/no/such/folder"], "/no/such/folder: no such folder"),
-        (SERVE, ["--model=gs://bucket/m"], "gs://bucket/m"),
+        (SERVE, ["--model=gs://"], "gs://: gs://bucket/folder is wanted"),
         (SERVE, ["--model=fake", "--tokenizer=/no/such"], "/no/such: no such folder"),
     ],
 )

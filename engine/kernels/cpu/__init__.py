@@ -79,4 +79,6 @@ def _packed_by_shard(
     pack: Callable[[np.ndarray], np.ndarray], weight: np.ndarray, shards: int
 ) -> np.ndarray:
     """Panels of each shard's outputs by themselves, so that no panel lies on two shards."""
+    if shards == 1:
+        return pack(weight)
     return np.concatenate([pack(part) for part in np.split(weight, shards)])
