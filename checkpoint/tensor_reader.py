@@ -22,6 +22,8 @@ READ_THREADS = 8
 """Enough to keep network storage busy; local disks are read at their full rate by fewer."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_INFINITY = {BFLOAT16: np.uint16(0x7F80), np.dtype(np.float16): np.uint16(0x7C00)}
+"""The bits of infinity, which are all of the exponent's; NaN has them too."""
 
 
 class NotFinite(ValueError):
@@ -113,9 +115,9 @@ def convert(source: np.ndarray, target: np.ndarray) -> None:
 
 def is_finite(piece: np.ndarray) -> bool:
     """Whether `piece` holds neither NaN nor infinity."""
-    if piece.dtype == BFLOAT16:
-        exponents = piece.view(np.uint16) & np.uint16(0x7F80)
-        return not piece.size or bool(exponents.max() < 0x7F80)
+    if infinity := _INFINITY.get(piece.dtype):  # isfinite is ten times slower on 16 bits
+        exponents = piece.view(np.uint16) & infinity
+        return not piece.size or bool(exponents.max() < infinity)
     return not _is_float(piece.dtype) or bool(np.isfinite(piece).all())
 
 

@@ -198,7 +198,7 @@ def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path)
         (["--address=/a/b"], "--address=/a/b: unix:/path or host:port is wanted"),
         (["--address=unix:/no/such/folder/a.sock"], "/no/such/folder: No such file"),
         (["--address=0.0.0.0:8471"], "give --advertise"),
-        (["--address=127.0.0.1:1", "--sliding_window=8"], "not supported yet"),
+        (["--address=127.0.0.1:1", "--sliding_window=8"], "--sliding_window=8: the fake model"),
         (["--address=127.0.0.1:1", "--kernels=reference"], "--kernels=reference: the fake model"),
         (["--address=127.0.0.1:1", "--quantization=int8"], "--quantization=int8: the fake model"),
         (["--address=127.0.0.1:1", "--quantization=int4"], "invalid choice: 'int4'"),
