@@ -1,8 +1,9 @@
-"""Reads whole tensors for the engine: by several threads, in the dtype it wants, NaN refused."""
+"""Reads tensors for the engine: by several threads, NaN refused, converted to what it wants."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,9 +16,11 @@ from checkpoint.weights import WeightFiles
 
 PIECE_BYTES = 1 << 20
 """What one read asks for. Larger ones read no faster and no longer fit a core's cache, where a
-piece is converted and checked."""
+piece is checked."""
 STRETCH_BYTES = 8 << 20
 """A tensor is divided among the threads in stretches of at least this."""
+CAST_ELEMENTS = 1 << 18
+"""Are converted at once, for the same reason."""
 READ_THREADS = 8
 """Enough to keep network storage busy; local disks are read at their full rate by fewer."""
 
@@ -27,25 +30,22 @@ _INFINITY = {BFLOAT16: np.uint16(0x7F80), np.dtype(np.float16): np.uint16(0x7C00
 
 
 class NotFinite(ValueError):
-    """A piece of a tensor holds NaN or infinity."""
+    """A tensor holds NaN or infinity; the message says as what."""
 
 
 class TensorReader:
     """Reads tensors of one checkpoint. Thread-safe; to be closed, as a context manager.
 
-    `dtype` is what floating-point tensors are converted to, None leaves them as they are
-    stored. `on_bytes` is told how many stored bytes have been read, from several threads.
+    `on_bytes` is told how many bytes have been read, by several threads.
     """
 
     def __init__(
         self,
         files: WeightFiles,
-        dtype: Any = None,
         on_bytes: Callable[[int], None] = lambda count: None,
         threads: int = READ_THREADS,
     ) -> None:
         self._files = files
-        self._dtype = None if dtype is None else np.dtype(dtype)
         self._on_bytes = on_bytes
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-weights")
@@ -56,60 +56,62 @@ class TensorReader:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def read(self, name: str) -> np.ndarray:
-        """Returns tensor `name`, an array of its own.
+    def read(self, name: str, index: tuple[int | slice, ...] = ()) -> np.ndarray:
+        """Returns tensor `name` as it is stored, or what `index` takes out of it.
+
+        Where `index` takes a part in one piece, such as one of several stacked matrices or some
+        of the rows of one, nothing else is read.
 
         Raises:
-            CheckpointError: there is no such tensor, its file cannot be read, or it holds NaN
-                or infinity (float16 has no larger numbers than 65504).
+            CheckpointError: there is no such tensor, its file cannot be read, or what was read
+                of it holds NaN or infinity.
         """
         info = self._files.info(name)
-        wanted = self._dtype if self._dtype is not None and _is_float(info.dtype) else info.dtype
-        whole = np.empty(info.shape, wanted)
-        flat = whole.reshape(-1)
+        first, shape, rest = _one_piece(info.shape, index)
+        part = np.empty(shape, info.dtype)
+        flat = part.reshape(-1)
 
         def read(begin: int, end: int) -> None:
-            self._read_stretch(name, info.dtype, flat, begin, end)
+            step = max(1, PIECE_BYTES // info.dtype.itemsize)
+            for at in range(begin, end, step):
+                piece = flat[at : min(at + step, end)]
+                offset = (first + at) * info.dtype.itemsize
+                self._files.read_into(name, offset, memoryview(piece.view(np.uint8)))
+                if not is_finite(piece):
+                    raise CheckpointError(f"{self._files.path(name)}: {name} holds NaN or infinity")
+                self._on_bytes(piece.nbytes)
 
         spans = _stretches(flat.size, info.dtype.itemsize, self._threads)
-        try:
-            list(self._pool.map(read, *zip(*spans, strict=True)) if spans else ())
-        except NotFinite as error:
-            hint = ""
-            if wanted == np.float16 != info.dtype:
-                hint = f", perhaps too large for it: {info.dtype} is what is stored"
-            raise CheckpointError(
-                f"{self._files.path(name)}: {name} holds NaN or infinity as {wanted}{hint}"
-            ) from error
-        return whole
-
-    def _read_stretch(
-        self, name: str, stored: np.dtype[Any], out: np.ndarray, begin: int, end: int
-    ) -> None:
-        """Elements [begin, end) of the flat tensor, piece by piece."""
-        step = max(1, PIECE_BYTES // stored.itemsize)
-        direct = out.dtype == stored
-        scratch = None if direct else np.empty(min(step, end - begin), stored)
-        for first in range(begin, end, step):
-            piece = out[first : min(first + step, end)]
-            raw = piece if scratch is None else scratch[: piece.size]
-            self._files.read_into(name, first * stored.itemsize, memoryview(raw.view(np.uint8)))
-            if not direct:
-                convert(raw, piece)
-            if not is_finite(piece):
-                raise NotFinite
-            self._on_bytes(raw.nbytes)
+        list(self._pool.map(read, *zip(*spans, strict=True)) if spans else ())
+        return part[rest]
 
 
-def convert(source: np.ndarray, target: np.ndarray) -> None:
-    """Puts `source` into `target` [n], rounded to its dtype."""
+def cast(tensor: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """`tensor` in `dtype`, rounded; itself where it is of that dtype already.
+
+    Raises:
+        NotFinite: a finite value is too large for `dtype`.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    result = np.empty(tensor.shape, dtype)
+    source, target = np.ascontiguousarray(tensor).reshape(-1), result.reshape(-1)
+    for first in range(0, source.size, CAST_ELEMENTS):
+        piece = target[first : first + CAST_ELEMENTS]
+        _convert(source[first : first + CAST_ELEMENTS], piece)
+        if dtype == np.float16 and not is_finite(piece):
+            raise NotFinite(f"a value of {tensor.dtype} is too large for {dtype}")
+    return result
+
+
+def _convert(source: np.ndarray, target: np.ndarray) -> None:
     if source.dtype == BFLOAT16 and target.dtype == np.float32:
-        # ml_dtypes' own conversion is slow, and holds up every other thread.
+        # ml_dtypes' own conversion holds up every other thread.
         bits = target.view(np.uint32)
         bits[:] = source.view(np.uint16)
         bits <<= 16
     else:
-        with np.errstate(over="ignore"):  # what becomes infinity is found by the check
+        with np.errstate(over="ignore"):  # infinity is found by the check
             target[:] = source.astype(target.dtype)
 
 
@@ -123,6 +125,27 @@ def is_finite(piece: np.ndarray) -> bool:
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat16", "float8"))
+
+
+def _one_piece(
+    shape: tuple[int, ...], index: tuple[int | slice, ...]
+) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
+    """What to read for `index`: the first element, the shape read, and what to take out of that."""
+    first, rest = 0, list(index)
+    while rest:
+        size, inner = shape[0], math.prod(shape[1:])
+        entry = rest[0]
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(size)
+            if step != 1:
+                break
+            count = max(0, stop - start)
+            return first + start * inner, (count, *shape[1:]), (slice(None), *rest[1:])
+        if not 0 <= entry < size:
+            break  # let numpy count from the end, or complain
+        first += entry * inner
+        shape, rest = shape[1:], rest[1:]
+    return first, shape, tuple(rest)
 
 
 def _stretches(size: int, itemsize: int, threads: int) -> Sequence[tuple[int, int]]:

@@ -39,27 +39,32 @@ class MemoryGate:
 
 
 class LayerStack:
-    """An array [layers, *shape] on a mesh. `put` each layer once, from any thread; then `array`.
+    """An array [*stack, *shape] on a mesh; `stack` is (layers,), or has more dimensions.
 
-    No copy of it is made on the host, and none of more than one layer on a device: where the
-    devices are cores, the layers are put straight into the memory that jax will read.
+    `put` each tensor once, from any thread; then take `array`. No copy of the whole is made on
+    the host, and on a device none of more than one tensor: where the devices are cores, tensors
+    are put straight into the memory that jax will read.
     """
 
     def __init__(
-        self, layers: int, shape: tuple[int, ...], dtype: Any, sharding: NamedSharding
+        self,
+        stack: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: Any,
+        sharding: NamedSharding,
     ) -> None:
-        """`sharding` is that of the whole array, whose layers lie on every device."""
-        whole = (layers, *shape)
+        """`sharding` is that of the whole array, which is not divided along `stack`."""
+        whole = (*stack, *shape)
         platform = next(iter(sharding.device_set)).platform
         kind = _HostStack if platform == "cpu" else _DeviceStack
-        self._stack: _HostStack | _DeviceStack = kind(whole, np.dtype(dtype), sharding)
+        self._stack: _HostStack | _DeviceStack = kind(whole, len(stack), np.dtype(dtype), sharding)
 
-    def put(self, layer: int, value: np.ndarray) -> None:
-        """Copy `value` [*shape] to its place."""
-        self._stack.put(layer, value)
+    def put(self, place: tuple[int, ...], value: np.ndarray) -> None:
+        """Copy `value` [*shape] to its place in the stack."""
+        self._stack.put(place, value)
 
     def array(self) -> Array:
-        """The array; every layer has been put."""
+        """The array; every tensor has been put."""
         return self._stack.array()
 
 
@@ -67,18 +72,20 @@ class _HostStack:
     """Shards in this process's memory, which jax takes over as they are."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: NamedSharding
+        self, shape: tuple[int, ...], stacked: int, dtype: np.dtype[Any], sharding: NamedSharding
     ) -> None:
         self._shape = shape
         self._sharding = sharding
         indices = sharding.addressable_devices_indices_map(shape)
         shard_shape = sharding.shard_shape(shape)
         self._shards = {device: _huge_pages(shard_shape, dtype) for device in indices}
-        self._slices = {device: index[1:] for device, index in indices.items() if index is not None}
+        self._slices = {
+            device: index[stacked:] for device, index in indices.items() if index is not None
+        }
 
-    def put(self, layer: int, value: np.ndarray) -> None:
+    def put(self, place: tuple[int, ...], value: np.ndarray) -> None:
         for device, shard in self._shards.items():
-            np.copyto(shard[layer], value[self._slices[device]])
+            np.copyto(shard[place], value[self._slices[device]])
 
     def array(self) -> Array:
         placed = [jax.device_put(shard, device) for device, shard in self._shards.items()]
@@ -86,28 +93,29 @@ class _HostStack:
 
 
 class _DeviceStack:
-    """Shards in the devices' own memory; each layer is sent in its shards and copied there."""
+    """Shards in the devices' own memory; each tensor is sent in its shards and copied there."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: NamedSharding
+        self, shape: tuple[int, ...], stacked: int, dtype: np.dtype[Any], sharding: NamedSharding
     ) -> None:
-        self._layer_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        self._sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[stacked:]))
         self._array = jnp.zeros(shape, dtype, device=sharding)
         self._lock = threading.Lock()
 
-    def put(self, layer: int, value: np.ndarray) -> None:
-        sent = jax.device_put(value, self._layer_sharding)
+    def put(self, place: tuple[int, ...], value: np.ndarray) -> None:
+        sent = jax.device_put(value, self._sharding)
         with self._lock:
-            # Each copy is awaited, or layers would pile up in front of a busy device.
-            self._array = jax.block_until_ready(_set_layer(self._array, np.int32(layer), sent))
+            # Each copy is awaited, or tensors would pile up in front of a busy device.
+            self._array = jax.block_until_ready(_set(self._array, place, sent))
 
     def array(self) -> Array:
         return self._array
 
 
 @partial(jax.jit, donate_argnums=0)
-def _set_layer(stack: Array, layer: Any, value: Array) -> Array:
-    return lax.dynamic_update_index_in_dim(stack, value, layer, 0)
+def _set(stack: Array, place: tuple[Any, ...], value: Array) -> Array:
+    start = (*place, *(0,) * value.ndim)
+    return lax.dynamic_update_slice(stack, value.reshape((1,) * len(place) + value.shape), start)
 
 
 def _huge_pages(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

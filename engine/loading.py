@@ -63,11 +63,9 @@ def load_params(
     wanted = _check_names(declare_weights(placement.traits), files, folder, placement.traits)
     size = sum(files.info(name).nbytes for name in wanted)
     began = time.monotonic()
-    # A quantized weight is divided by its scale as it is stored, not rounded before.
-    read_as = dtype if quantization == "none" else None
     with (
         byte_progress(size, "weights", log) as on_bytes,
-        TensorReader(files, read_as, on_bytes) as reader,
+        TensorReader(files, on_bytes) as reader,
     ):
         params = place_params(placement, reader.read, dtype, positions, quantization)
         jax.block_until_ready(params)

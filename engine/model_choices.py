@@ -9,7 +9,8 @@ from typing import Any
 
 from checkpoint.config import CheckpointConfig
 from checkpoint.weights import open_weights
-from engine.models.traits import Traits, UnsupportedModel, traits_of
+from engine.models.families import traits_of
+from engine.models.traits import Traits, UnsupportedModel
 from settings.config import ModelConfig
 from settings.errors import ConfigError
 
@@ -61,7 +62,7 @@ def with_flags(checkpoint: CheckpointConfig, model: ModelConfig) -> tuple[Checkp
     """`checkpoint` with --sliding_window in place of its own window, and the traits of that.
 
     Raises:
-        UnsupportedModel: see engine.models.traits.traits_of.
+        UnsupportedModel: see engine.models.families.traits_of.
         ConfigError: --sliding_window for a model without one.
     """
     if model.trust_remote_code:

@@ -15,8 +15,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from checkpoint.errors import CheckpointError
+from checkpoint.tensor_reader import NotFinite, cast
 from engine.kernels.interface import Kernels, Linear
-from engine.kernels.quantized import NotFinite, Quantized, quantize
+from engine.kernels.quantized import Quantized, quantize
 from engine.layer_stack import LayerStack, MemoryGate
 from engine.models.decoder import Params
 from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
@@ -191,16 +192,16 @@ class _Placer:
         names = weight.source_names(self.placement.traits.layers)
         first = self._packed(weight, names[0], pack)
         stacks = [
-            LayerStack(len(names), part.shape, part.dtype, self._sharding(("layer", *part_axes)))
+            LayerStack((len(names),), part.shape, part.dtype, self._sharding(("layer", *part_axes)))
             for part, part_axes in zip(_parts(first), (axes, scale_axes), strict=False)
         ]
 
         def put(layer: int, matrix: Matrix) -> None:
             for stack, part in zip(stacks, _parts(matrix), strict=True):
-                stack.put(layer, part)
+                stack.put((layer,), part)
 
         def load(layer: int) -> None:
-            # Read and packed: two copies, of which one is in the dtype of the checkpoint at most.
+            # As read and converted, or converted and packed: two copies at once.
             with self.gate.hold(2 * math.prod(weight.shape) * self.dtype.itemsize):
                 put(layer, self._packed(weight, names[layer], pack))
 
@@ -232,13 +233,14 @@ class _Placer:
         self, weight: Weight, name: str, pack: Callable[[np.ndarray], np.ndarray]
     ) -> Matrix:
         """One tensor, arranged, quantized if it is to be, and packed."""
-        if not self.quantized or weight.kind not in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD):
-            return pack(self._arrange(weight, self.read(name).astype(self.dtype, copy=False)))
+        quantized = self.quantized and weight.kind in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD)
         try:
-            matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
+            if quantized:
+                matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
+                return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
+            return pack(self._arrange(weight, cast(self.read(name), self.dtype)))
         except NotFinite as error:
             raise CheckpointError(f"{name}: {error}") from error
-        return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
 
     def _arrange(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         """Heads in the order of the shards; a vocabulary filled up with zeros."""

@@ -71,7 +71,7 @@ MODEL = Group(
         ),
         Flag(
             "generation_config",
-            "auto takes default sampling and further end-of-sequence ids from the model's "
+            "auto takes default sampling and further end tokens from the model's "
             "generation_config.json, ignore does not",
             default="auto", choices=("auto", "ignore"),
         ),

@@ -125,5 +125,5 @@ def test_no_tokenizer_at_all(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         '{"auto_map": {"AutoTokenizer": ["t.T", null]}}'
     )
-    with pytest.raises(CheckpointError, match="auto_map.*--trust_remote_code"):
+    with pytest.raises(CheckpointError, match=r"auto_map.*--trust_remote_code"):
         Tokenizer.load(tmp_path)

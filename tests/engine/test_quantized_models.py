@@ -21,7 +21,7 @@ from engine.events import Add
 from engine.jax_runner import JaxRunner
 from engine.kernels.quantized import Quantized
 from engine.loading import load_params
-from engine.models.traits import traits_of
+from engine.models.families import traits_of
 from engine.models.weights import Kind, declare_weights
 from engine.placing import place_params
 from engine.types import COLOCATED, Role
