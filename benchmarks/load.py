@@ -10,6 +10,7 @@ several threads read slower than one.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -46,8 +47,9 @@ _CONFIG: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-_EMBEDDINGS, _LAYER = 2 * 32000 * 2048, 45_096_960
-"""Parameters of _CONFIG: of both embeddings, of one layer."""
+_SMALL = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1408}
+"""In place of _CONFIG's below _SMALL_GIB, whose embeddings would be the model."""
+_SMALL_GIB = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,16 +118,20 @@ def write_checkpoint(folder: Path, gib: float) -> int:
     from engine.models.families import traits_of
     from engine.models.weights import declare_weights
 
-    layers = max(1, round((gib * GIB / 2 - _EMBEDDINGS) / _LAYER))
-    config = _CONFIG | {"num_hidden_layers": layers}
-    if gib < 0.5:  # for tests: two small embeddings, not one large
-        config |= {"vocab_size": 2000}
-    traits = traits_of(config)
-    shapes = {
-        name: weight.shape
-        for weight in declare_weights(traits).values()
-        for name in weight.source_names(layers)
-    }
+    config = _CONFIG | (_SMALL if gib < _SMALL_GIB else {})
+
+    def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
+        traits = traits_of(config | {"num_hidden_layers": layers})
+        return {
+            name: weight.shape
+            for weight in declare_weights(traits).values()
+            for name in weight.source_names(layers)
+        }
+
+    one, two = (2 * sum(map(math.prod, shapes_of(layers).values())) for layers in (1, 2))
+    layers = 1 + max(0, round((gib * GIB - one) / (two - one)))
+    shapes = shapes_of(layers)
+    config |= {"num_hidden_layers": layers}
     noise = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
     bits = noise.astype(ml_dtypes.bfloat16)
     names, weight_map, total = sorted(shapes), {}, 0

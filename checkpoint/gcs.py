@@ -24,7 +24,8 @@ from checkpoint.file_patterns import ALL_PATTERNS
 from checkpoint.lock import locked
 from checkpoint.part_file import Part, PartFile
 from checkpoint.weights import INDEX_FILE, SINGLE_FILE, no_safetensors
-from telemetry.progress import GIB, byte_progress
+from settings.config import GIB
+from telemetry.progress import byte_progress
 
 logger = logging.getLogger("hexserve.checkpoint")
 

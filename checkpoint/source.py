@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
@@ -101,7 +102,10 @@ def _check_weights(repo: str, revision: str | None, folder: Path) -> None:
         return
     try:
         names = huggingface_hub.list_repo_files(repo, revision=revision)
-    except OSError:  # offline, with a cached copy: the folder itself will have to do
+    except (
+        OSError,
+        httpx.HTTPError,
+    ):  # offline, with a cached copy: the folder itself will have to do
         names = [path.name for path in folder.iterdir()]
     raise CheckpointError(no_safetensors(repo, names))
 

@@ -22,7 +22,8 @@ from engine.models.decoder import Params
 from engine.models.traits import Traits
 from engine.models.weights import IGNORED_SUFFIXES, Weight, declare_weights
 from engine.placing import Placement, ReadTensor, place_params
-from telemetry.progress import GIB, byte_progress
+from settings.config import GIB
+from telemetry.progress import byte_progress
 
 log = logging.getLogger("hexserve.engine")
 

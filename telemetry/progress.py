@@ -21,10 +21,11 @@ from rich.progress import (
     track,
 )
 
+from settings.config import GIB
+
 _T = TypeVar("_T")
 
 LINE_EVERY_S = 5.0
-GIB = 2**30
 
 
 def progress(items: Sequence[_T], what: str, log: logging.Logger) -> Iterator[_T]:
