@@ -31,8 +31,9 @@ from benchmarks.report import print_line
 from benchmarks.stats import host_info
 from checkpoint.tensor_reader import READ_THREADS, TensorReader
 from checkpoint.weights import INDEX_FILE, open_weights
+from settings.config import GIB
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 SLACK_BYTES = 64 * MIB
 """What threads, the allocator and jax take beside, whatever the model's size."""
 SHARDS = 3
@@ -134,7 +135,8 @@ def write_checkpoint(folder: Path, gib: float) -> int:
     config |= {"num_hidden_layers": layers}
     noise = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
     bits = noise.astype(ml_dtypes.bfloat16)
-    names, weight_map, total = sorted(shapes), {}, 0
+    names, total = sorted(shapes), 0
+    weight_map: dict[str, str] = {}
     for shard in range(SHARDS):
         file = f"model-{shard + 1:05d}-of-{SHARDS:05d}.safetensors"
         tensors = {name: np.resize(bits, shapes[name]) for name in names[shard::SHARDS]}

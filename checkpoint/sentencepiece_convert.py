@@ -40,7 +40,7 @@ def convert_sentencepiece(path: Path) -> tokenizers.Tokenizer:
         )
     )
     spaces = normalizers.Replace(" ", SPACE)
-    steps = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     backend.normalizer = normalizers.Sequence([*steps, spaces])

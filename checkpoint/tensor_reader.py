@@ -76,7 +76,7 @@ class TensorReader:
             for at in range(begin, end, step):
                 piece = flat[at : min(at + step, end)]
                 offset = (first + at) * info.dtype.itemsize
-                self._files.read_into(name, offset, memoryview(piece.view(np.uint8)))
+                self._files.read_into(name, offset, piece.view(np.uint8).data)
                 if not is_finite(piece):
                     raise CheckpointError(f"{self._files.path(name)}: {name} holds NaN or infinity")
                 self._on_bytes(piece.nbytes)

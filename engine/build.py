@@ -254,8 +254,9 @@ def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str, kv_dty
 
     try:
         chosen = choose_kernels(devices[0].platform, kernels)
+        placement = plan_placement(traits, chosen, make_mesh(devices), dtype)
         chosen.pool_dtype(kv_dtype)
-        return plan_placement(traits, chosen, make_mesh(devices), dtype)
+        return placement
     except UnsupportedShape as error:
         raise ConfigError(f"{error}; --kernels=reference computes it, slowly") from error
     except (KernelsUnavailable, UnsupportedParallelism) as error:

@@ -55,8 +55,8 @@ class LayerStack:
     ) -> None:
         """`sharding` is that of the whole array, which is not divided along `stack`."""
         whole = (*stack, *shape)
-        platform = next(iter(sharding.device_set)).platform
-        kind = _HostStack if platform == "cpu" else _DeviceStack
+        on_host = sharding.mesh.devices.flat[0].platform == "cpu"
+        kind = _HostStack if on_host else _DeviceStack
         self._stack: _HostStack | _DeviceStack = kind(whole, len(stack), np.dtype(dtype), sharding)
 
     def put(self, place: tuple[int, ...], value: np.ndarray) -> None:

@@ -212,7 +212,8 @@ class _Placer:
 
     def _join(self, parts: list[Array]) -> Array | Quantized:
         """The inverse of `_parts`."""
-        return Quantized(*parts, self.dtype) if len(parts) == 2 else parts[0]
+        values, *scales = parts
+        return Quantized(values, scales[0], self.dtype) if scales else values
 
     def _sharding(self, axes: Axes) -> NamedSharding:
         return sharding_of(axes, self.placement.mesh)

@@ -89,6 +89,7 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, caplog: pytest.LogCaptu
             with_flags(unknown, ModelConfig("m", trust_remote_code=trust))
     # Many models that are supported have such code as well, from before transformers had them.
     with caplog.at_level(logging.WARNING, "hexserve.engine"):
+        caplog.clear()
         with_flags(checkpoint(tmp_path, auto_map=auto_map), ModelConfig("m"))
         assert not caplog.messages
         with_flags(checkpoint(tmp_path), ModelConfig("m", trust_remote_code=True))
