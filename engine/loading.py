@@ -7,7 +7,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoint.errors import CheckpointError
+from checkpoint.tensor_reader import TensorReader
 from checkpoint.weights import WeightFiles, open_weights
 from engine.models.decoder import Params
 from engine.models.traits import Traits
 from engine.models.weights import IGNORED_SUFFIXES, Weight, declare_weights
 from engine.placing import Placement, ReadTensor, place_params
+from settings.config import GIB
+from telemetry.progress import byte_progress
 
 log = logging.getLogger("hexserve.engine")
 
@@ -54,18 +57,26 @@ def load_params(
     """Read, convert and place every weight; see engine.placing.
 
     Raises:
-        CheckpointError: a tensor is missing, left over, of the wrong shape, or not to be
-            quantized; names it.
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or holds NaN
+            or infinity; names it.
     """
     files = open_weights(folder)
-    _check_names(declare_weights(placement.traits), files, folder, placement.traits)
+    wanted = _check_names(declare_weights(placement.traits), files, folder, placement.traits)
+    size = sum(files.info(name).nbytes for name in wanted)
     began = time.monotonic()
-    params = place_params(placement, files.read, dtype, positions, quantization)
-    jax.block_until_ready(params)
+    with (
+        byte_progress(size, "weights", log) as on_bytes,
+        TensorReader(files, on_bytes) as reader,
+    ):
+        params = place_params(placement, reader.read, dtype, positions, quantization)
+        jax.block_until_ready(params)
     seconds = time.monotonic() - began
-    size = sum(array.nbytes for array in jax.tree.leaves(params))
+    placed = sum(array.nbytes for array in jax.tree.leaves(params))
     stored = jnp.dtype(dtype).name if quantization == "none" else quantization
-    log.info("weights: %.2f GiB as %s in %.1f s", size / 2**30, stored, seconds)
+    log.info(
+        "weights: %.2f GiB as %s in %.1f s, read at %.2f GiB/s",
+        placed / GIB, stored, seconds, size / GIB / seconds,
+    )  # fmt: skip
     return params
 
 
@@ -97,7 +108,8 @@ def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:
 
 def _check_names(
     declared: Mapping[str, Weight], files: WeightFiles, folder: Path, traits: Traits
-) -> None:
+) -> Collection[str]:
+    """The names of the tensors to load; every one is there, of the right shape."""
     wanted = {name: w for w in declared.values() for name in w.source_names(traits.layers)}
     found = files.names
     missing = sorted(wanted.keys() - found.keys())
@@ -117,6 +129,7 @@ def _check_names(
                 f"{folder}: {name} has shape {found[name].shape}, "
                 f"config.json makes it {weight.shape}"
             )
+    return wanted.keys()
 
 
 def _some(names: list[str]) -> str:

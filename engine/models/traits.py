@@ -1,8 +1,8 @@
-"""Every difference between model families, decided here from `config.json` alone."""
+"""Every difference between models, decided here from `config.json` alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Traits:
 _REQUIRED = object()
 
 
-class _Config:
+class Fields:
     """Typed access to config.json that names the field in its errors."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
@@ -89,15 +89,15 @@ class _Config:
         return value
 
 
-def _rope(config: _Config) -> tuple[float, float | Llama3Scaling | None]:
+def _rope(config: Fields) -> tuple[float, float | Llama3Scaling | None]:
     """(theta, scaling) from either spelling: rope_parameters, or rope_theta + rope_scaling."""
     parameters = config.raw("rope_parameters") or {}
     scaling = config.raw("rope_scaling") or parameters
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
         raise UnsupportedModel("config.json: rope_parameters or rope_scaling is not an object")
-    theta = _Config(parameters).number("rope_theta", config.raw("rope_theta") or 10000.0)
+    theta = Fields(parameters).number("rope_theta", config.raw("rope_theta") or 10000.0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    fields = _Config(scaling)
+    fields = Fields(scaling)
     if kind == "default":
         return theta, None
     if kind == "linear":
@@ -115,7 +115,8 @@ def _rope(config: _Config) -> tuple[float, float | Llama3Scaling | None]:
     )
 
 
-def _llama(config: _Config) -> Traits:
+def llama(config: Fields) -> Traits:
+    """The traits of a Llama."""
     if (activation := config.raw("hidden_act") or "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"config.json: hidden_act={activation!r} is not silu")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -153,26 +154,3 @@ def _llama(config: _Config) -> Traits:
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias", False),
     )
-
-
-FAMILIES: dict[str, Callable[[_Config], Traits]] = {"llama": _llama}
-"""model_type → how its config.json becomes traits."""
-
-
-def traits_of(config: Mapping[str, Any]) -> Traits:
-    """The traits of a `config.json`.
-
-    Raises:
-        UnsupportedModel: unknown model_type, or a field that is missing, wrong or asks for
-            something not computed here; the message names it.
-    """
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise UnsupportedModel(
-            f"config.json: model_type={model_type!r} is not supported "
-            f"(supported: {', '.join(sorted(FAMILIES))})"
-        )
-    if config.get("quantization_config"):
-        raise UnsupportedModel("config.json: quantization_config is not supported yet")
-    return family(_Config(config))

@@ -12,8 +12,9 @@ import pytest
 
 from engine.events import Add
 from engine.loading import load_params
+from engine.models.families import traits_of
 from engine.models.rope import inverse_frequencies, rope_angles
-from engine.models.traits import Llama3Scaling, Traits, UnsupportedModel, traits_of
+from engine.models.traits import Llama3Scaling, Traits, UnsupportedModel
 from engine.types import MAX_TOP_LOGPROBS, Role
 from tests.engine.helpers import deltas_of, request, run
 from tests.engine.tiny import (

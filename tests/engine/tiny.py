@@ -14,7 +14,8 @@ from engine.engine import Engine
 from engine.jax_runner import JaxRunner, PoolSpec
 from engine.kernels.choose import KernelsUnavailable, choose_kernels
 from engine.models.decoder import Params
-from engine.models.traits import Traits, traits_of
+from engine.models.families import traits_of
+from engine.models.traits import Traits
 from engine.models.weights import declare_weights
 from engine.placing import Placement, place_params, plan_placement
 from engine.programs import Extent, Paddings, program_shapes
