@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from engine.kernels.cpu.native import target
-from engine.kernels.interface import Linear, UnsupportedShape
+from engine.kernels.interface import Activation, Linear, UnsupportedShape
 from engine.kernels.quantized import Quantized, dequantize
 
 PANEL = 32
@@ -83,14 +83,20 @@ def linear(
     return _linear(x, weights, layer, live, residual, jnp.float32 if wide else x.dtype)
 
 
-def logits(hidden: Array, head: Linear, live: Any) -> Array:
+def logits(hidden: Array, head: Linear, live: Any, soft_cap: float | None = None) -> Array:
     """See engine.kernels.interface.Kernels."""
     one_layer = jax.tree.map(lambda a: a[None], head)
-    return _linear(hidden, (one_layer,), 0, live, None, jnp.float32)[0]
+    result = _linear(hidden, (one_layer,), 0, live, None, jnp.float32)[0]
+    return result if soft_cap is None else soft_cap * jnp.tanh(result / soft_cap)
 
 
-def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> Array:
+def gated_linear(
+    x: Array, gate: Linear, up: Linear, layer: Any, live: Any, activation: Activation = "silu"
+) -> Array:
     """See engine.kernels.interface.Kernels."""
+    if activation == "gelu_tanh":
+        opened, raised = linear(x, (gate, up), layer, live, wide=True)
+        return (jax.nn.gelu(opened, approximate=True) * raised).astype(x.dtype)
     result = jax.ShapeDtypeStruct((x.shape[0], gate.features), x.dtype)
     call = jax.ffi.ffi_call(target("gated_linear"), result)
     return call(x, _scalar(layer), _scalar(live), *_operands(x, gate), *_operands(x, up))
