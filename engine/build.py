@@ -165,7 +165,7 @@ def _build_jax(
 ) -> BuiltEngine:
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
-    from engine.models.traits import traits_of
+    from engine.models.families import traits_of
 
     devices = _devices(config.tensor_parallel_size, first_device)
     platform = devices[0].platform

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy as np
 from checkpoint.errors import CheckpointError
 from checkpoint.weights import WeightFiles, open_weights
 from engine.models.decoder import Params
+from engine.models.stored import Part, in_checkpoint, is_superfluous
 from engine.models.traits import Traits
-from engine.models.weights import IGNORED_SUFFIXES, Weight, declare_weights
+from engine.models.weights import declare_weights, stored_parts
 from engine.placing import Placement, ReadTensor, place_params
 
 log = logging.getLogger("hexserve.engine")
@@ -58,9 +59,15 @@ def load_params(
             quantized; names it.
     """
     files = open_weights(folder)
-    _check_names(declare_weights(placement.traits), files, folder, placement.traits)
+    parts = stored_parts(placement.traits)
+    spelled = in_checkpoint(files.names)
+    _check_names(parts, spelled, files, folder, placement.traits)
     began = time.monotonic()
-    params = place_params(placement, files.read, dtype, positions, quantization)
+
+    def read(name: str) -> np.ndarray:
+        return parts[name].take(lambda stored: files.read(spelled(stored)))
+
+    params = place_params(placement, read, dtype, positions, quantization)
     jax.block_until_ready(params)
     seconds = time.monotonic() - began
     size = sum(array.nbytes for array in jax.tree.leaves(params))
@@ -82,7 +89,7 @@ def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:
     declared = {
         name: weight
         for weight in declare_weights(traits).values()
-        for name in weight.source_names(traits.layers)
+        for name in weight.source_names()
     }
 
     def read(name: str) -> np.ndarray:
@@ -96,26 +103,29 @@ def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:
 
 
 def _check_names(
-    declared: Mapping[str, Weight], files: WeightFiles, folder: Path, traits: Traits
+    parts: Mapping[str, Part],
+    spelled: Callable[[str], str],
+    files: WeightFiles,
+    folder: Path,
+    traits: Traits,
 ) -> None:
-    wanted = {name: w for w in declared.values() for name in w.source_names(traits.layers)}
+    wanted = {spelled(part.tensor): part.shape for part in parts.values()}
     found = files.names
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} weights are missing: {_some(missing)}")
-    left_over = {n for n in found.keys() - wanted.keys() if not n.endswith(IGNORED_SUFFIXES)}
+    left_over = {name for name in found.keys() - wanted.keys() if not is_superfluous(name)}
     if traits.tied:
-        left_over.discard("lm_head.weight")  # some tied checkpoints store it as well
+        left_over.discard(spelled("lm_head.weight"))  # some tied checkpoints store it as well
     if left_over:
         raise CheckpointError(
             f"{folder}: {len(left_over)} weights are left over, the model has no place for "
             f"them: {_some(sorted(left_over))}"
         )
-    for name, weight in wanted.items():
-        if found[name].shape != weight.shape:
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
             raise CheckpointError(
-                f"{folder}: {name} has shape {found[name].shape}, "
-                f"config.json makes it {weight.shape}"
+                f"{folder}: {name} has shape {found[name].shape}, config.json makes it {shape}"
             )
 
 

@@ -18,7 +18,7 @@ from engine.kernels.interface import Kernels, Linear
 from engine.kernels.quantized import NotFinite, Quantized, quantize
 from engine.models.decoder import Params
 from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
-from engine.models.rope import rope_angles
+from engine.models.rope import query_scales, rope_angles
 from engine.models.traits import Traits
 from engine.models.weights import Kind, Weight, bias_of, declare_weights
 from engine.sharding import TABLE, sharding_of
@@ -38,8 +38,9 @@ class Placement:
 
     Attributes:
         traits: of the whole model.
-        shard: what one device computes of it.
+        shard: the same, with one device's heads.
         heads: which head lies where.
+        dtype: of the activations.
     """
 
     mesh: Mesh
@@ -47,6 +48,7 @@ class Placement:
     traits: Traits
     shard: Traits
     heads: HeadLayout
+    dtype: np.dtype
 
     @property
     def shards(self) -> int:
@@ -72,21 +74,33 @@ def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh, dtype: Any) -> 
     """
     shards = mesh.size
     heads = lay_out_heads(traits.heads, traits.kv_heads, shards)
-    if traits.ffn % shards:
-        raise UnsupportedParallelism(
-            f"--tensor_parallel_size={shards} does not divide intermediate_size={traits.ffn}"
-        )
+    widths = mlp_widths(traits)
+    for field, width in widths.items():
+        if width % shards:
+            raise UnsupportedParallelism(
+                f"--tensor_parallel_size={shards} does not divide {field}={width}"
+            )
     shard = dataclasses.replace(
-        traits,
-        heads=len(heads.q) // shards,
-        kv_heads=len(heads.kv) // shards,
-        ffn=traits.ffn // shards,
+        traits, heads=len(heads.q) // shards, kv_heads=len(heads.kv) // shards
     )
-    kernels.check(
-        np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
-        hidden=shard.hidden, ffn=shard.ffn,
-    )  # fmt: skip
-    return Placement(mesh, kernels, traits, shard, heads)
+    for width in widths.values():
+        kernels.check(
+            np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
+            hidden=shard.hidden, ffn=width // shards,
+        )  # fmt: skip
+    return Placement(mesh, kernels, traits, shard, heads, np.dtype(dtype))
+
+
+def mlp_widths(traits: Traits) -> dict[str, int]:
+    """The widths of a model's MLPs, by what a person may know them as."""
+    widths = {}
+    if not all(kind.experts for kind in traits.kinds):
+        widths["intermediate_size"] = traits.ffn
+    if (experts := traits.experts) is not None:
+        widths["the experts' intermediate_size"] = experts.ffn
+        if experts.shared_ffn is not None:
+            widths["the shared expert's intermediate_size"] = experts.shared_ffn
+    return widths
 
 
 def place_params(
@@ -110,15 +124,26 @@ def place_params(
     with ThreadPoolExecutor(_READERS) as readers:
         placer = _Placer(placement, read, np.dtype(dtype), quantization == "int8", readers)
         for name, weight in declared.items():
-            if weight.kind in (Kind.LINEAR, Kind.HEAD):
+            if weight.kind in (Kind.LINEAR, Kind.ROUTER, Kind.HEAD):
                 params[name] = placer.linear(weight, declared.get(bias_of(name)))
             elif weight.kind is not Kind.BIAS:
                 params[name] = placer.plain(weight)
-    angles = rope_angles(placement.traits, positions)
-    params["angles"] = jax.device_put(angles, sharding_of(("position", "head_dim"), placement.mesh))
+    params |= _position_tables(placement, positions)
     for array in jax.tree.leaves(jax.block_until_ready(params)):
         placement.kernels.settle(array)
     return params
+
+
+def _position_tables(placement: Placement, positions: int) -> Params:
+    """The angles of each of the model's rotary embeddings, and the scales of its queries."""
+    traits, mesh = placement.traits, placement.mesh
+    by_position = sharding_of(("position", "head_dim"), mesh)
+    angles = (rope_angles(rope, positions) for rope in traits.ropes)
+    tables: Params = {"angles": tuple(jax.device_put(each, by_position) for each in angles)}
+    for temperature in {kind.temperature for kind in traits.kinds} - {None}:
+        scales = query_scales(temperature, positions)
+        tables["query_scales"] = jax.device_put(scales, sharding_of(("position",), mesh))
+    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +168,9 @@ class _Placer:
             matrix = self._put(packed, kernels.head_axes(), weight.axes[:1])
             return Linear(matrix, None, features)
         packed = self._stack(weight, lambda array: kernels.pack_linear(array, parts))
-        axes = ("layer", *kernels.packed_axes(*weight.axes))
-        matrix = self._put(packed, axes, ("layer", *weight.axes[:1]))
+        stack = ("layer", "expert")[: len(weight.stack)]
+        axes = (*stack, *kernels.packed_axes(*weight.axes))
+        matrix = self._put(packed, axes, (*stack, *weight.axes[:1]))
         return Linear(matrix, None if bias is None else self._bias(weight, bias), features)
 
     def _bias(self, weight: Weight, bias: Weight) -> Array:
@@ -179,13 +205,14 @@ class _Placer:
         return -(-weight.shape[dimension] // parts) * parts
 
     def _stack(self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray]) -> Matrix:
-        """[layers, ...]: every layer's tensor, arranged, quantized if it is to be, and packed."""
-        names = weight.source_names(self.placement.traits.layers)
+        """[*weight.stack, ...]: every tensor, arranged, quantized if it is to be, and packed."""
+        names = weight.source_names()
+        dtype = np.dtype(np.float32) if weight.wide else self.dtype
         quantized = self.quantized and weight.kind in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD)
 
         def packed(name: str) -> Matrix:
             if not quantized:
-                return pack(self._arrange(weight, self.read(name).astype(self.dtype)))
+                return pack(self._arrange(weight, self.read(name).astype(dtype)))
             try:
                 matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
             except NotFinite as error:
@@ -200,7 +227,7 @@ class _Placer:
 
         put(0, first)
         list(self.readers.map(lambda i: put(i, packed(names[i])), range(1, len(names))))
-        return stacked
+        return jax.tree.map(lambda part: part.reshape(*weight.stack, *part.shape[1:]), stacked)
 
     def _arrange(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         """Heads in the order of the shards; a vocabulary filled up with zeros."""
