@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.models.families.gemma import gemma, gemma2, gemma3
 from engine.models.families.llama import llama, smollm3
+from engine.models.families.llama4 import llama4
 from engine.models.families.mistral import mistral, mixtral
 from engine.models.families.phi3 import phi3
 from engine.models.families.qwen import qwen2, qwen3, qwen3_moe
@@ -39,6 +40,13 @@ _GEMMA3 = Family(
     "Gemma 3 1B to 27B (text)",
     "q/k norms, norms after each block, windows on five of six layers with a rope of their own",
 )
+_LLAMA4 = Family(
+    llama4,
+    "Llama 4 Scout and Maverick (text)",
+    "routed and shared experts, chunked attention, layers without positions, temperature tuning, "
+    "q/k norms without weights",
+)
+
 FAMILIES: dict[str, Family] = {
     "gemma": Family(gemma, "Gemma 2B, 7B", "gated GELU, scaled embeddings, norm weights plus 1"),
     "gemma2": Family(
@@ -53,6 +61,8 @@ FAMILIES: dict[str, Family] = {
         "Llama 2, 3, 3.1, 3.2, 3.3, Llama Guard 3, SmolLM, SmolLM2",
         "rope: linear, llama3, yarn; biases",
     ),
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
     "mistral": Family(mistral, "Mistral 7B, Nemo 12B, Small 22B, 24B", "sliding window"),
     "mistral3": Family(mistral, "Mistral Small 3.1, 3.2 (text)", "sliding window"),
     "mixtral": Family(mixtral, "Mixtral 8x7B, 8x22B", "routed experts"),
