@@ -38,10 +38,10 @@ def experts(dtype: str, rows: int, threads: int, name: str) -> Case:
             matrix = jax.device_put(np.broadcast_to(packed, (1, COUNT, *packed.shape)))
             return Linear(settled(kernels, matrix), None, len(weight))
 
-        def program(x: Any, *operands: Linear) -> Any:
+        def program(x: Any, gate: Linear, up: Linear, down: Linear) -> Any:
             def step(index: Any, _: Any) -> Any:
                 routing = Routing(jnp.asarray(chosen)[index], weights)
-                return kernels.experts(x, routing, *operands, 0, np.int32(rows))
+                return kernels.experts(x, routing, gate, up, down, 0, np.int32(rows))
 
             return lax.fori_loop(0, steps, step, jnp.zeros((rows, HIDDEN), jnp.float32))
 
