@@ -43,8 +43,8 @@ MOVES_ARRAYS = {"kvtransfer.array_transfer"}
 MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
-        "kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps", "kv_device",
-        "kv_by_hand",
+        "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
+        "kv_device", "kv_by_hand",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""

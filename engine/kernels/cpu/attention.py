@@ -34,14 +34,6 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
 
 def rotate(q: Array, k: Array, angles: Array, positions: Array, live: Any) -> tuple[Array, Array]:
     """See engine.kernels.interface.Kernels."""
-    width, head_dim = angles.shape[1], q.shape[2]
-    if width < head_dim:
-        turned = rotate(q[..., :width], k[..., :width], angles, positions, live)
-        q, k = (
-            jnp.concatenate([part, x[..., width:]], axis=-1)
-            for part, x in zip(turned, (q, k), strict=True)
-        )
-        return q, k
     like = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k))
     call = jax.ffi.ffi_call(target("rotate"), like, input_output_aliases={0: 0, 1: 1})
     q, k = call(q, k, angles, positions, jnp.int32(live))

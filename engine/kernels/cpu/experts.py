@@ -1,23 +1,27 @@
-"""Mixtures of experts."""
+"""Mixtures of experts; csrc/route.cc, csrc/experts.cc."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from engine.kernels.cpu.linear import gated_linear, linear
+from engine.kernels.cpu.linear import linear, operands_of
+from engine.kernels.cpu.native import absent, target
 from engine.kernels.interface import Activation, Linear, Routing, RoutingSpec
-from engine.kernels.reference.experts import choose
 
 
 def route(x: Array, router: Linear, layer: Any, live: Any, spec: RoutingSpec) -> Routing:
     """See engine.kernels.interface.Kernels."""
     (scores,) = linear(x, (router,), layer, live, wide=True)
-    return choose(scores, spec)
+    shape = x.shape[0], spec.top_k
+    results = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+    call = jax.ffi.ffi_call(target("route"), results)
+    is_sigmoid = spec.gate == "sigmoid"
+    chosen = call(scores, jnp.int32(live), sigmoid=is_sigmoid, normalized=spec.normalized)
+    return Routing(*chosen)
 
 
 def experts(
@@ -32,22 +36,14 @@ def experts(
     weigh_inputs: bool = False,
 ) -> Array:
     """See engine.kernels.interface.Kernels."""
-    count = jax.tree.leaves(gate.matrix)[0].shape[1]
-
-    def flat(weight: Linear) -> Linear:
-        """[layers * experts, ...]: an expert is a layer."""
-        parts = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (weight.matrix, weight.bias))
-        return dataclasses.replace(weight, matrix=parts[0], bias=parts[1])
-
-    def add_expert(expert: Array, out: Array) -> Array:
-        place = layer * count + expert
-        mine = routing.experts == expert
-        weight = jnp.where(mine, routing.weights, 0).sum(axis=-1, keepdims=True)
-        inputs = (x.astype(jnp.float32) * weight).astype(x.dtype) if weigh_inputs else x
-        h = gated_linear(inputs, flat(gate), flat(up), place, live, activation)
-        (y,) = linear(h, (flat(down),), place, live, wide=True)
-        y = y if weigh_inputs else y * weight
-        return out + jnp.where(mine.any(axis=-1, keepdims=True), y, 0)
-
-    start = jnp.zeros((x.shape[0], down.features), jnp.float32)
-    return lax.fori_loop(0, count, add_expert, start)
+    tokens, top_k = routing.experts.shape
+    scalars = jnp.int32(layer), jnp.int32(live)
+    unweighed = routing._replace(weights=absent(jnp.float32))
+    first, then = (routing, unweighed) if weigh_inputs else (unweighed, routing)
+    h = jax.ffi.ffi_call(
+        target("gated_experts"), jax.ShapeDtypeStruct((tokens * top_k, gate.features), x.dtype)
+    )(x, *scalars, *first, *operands_of(x, gate), *operands_of(x, up), activation=activation)
+    add_up = jax.ffi.ffi_call(
+        target("expert_sums"), jax.ShapeDtypeStruct((tokens, down.features), jnp.float32)
+    )
+    return add_up(h, *scalars, *then, *operands_of(h, down))

@@ -16,11 +16,6 @@ ROW_TILE = 64  # routed rows of one expert's matmul
 
 def route(x: Array, router: Linear, layer: Any, live: Any, spec: RoutingSpec) -> Routing:
     (scores,) = linear(x, (router,), layer, live, wide=True)
-    return choose(scores, spec)
-
-
-def choose(scores: Array, spec: RoutingSpec) -> Routing:
-    """By the scores [T, experts]."""
     top, chosen = lax.top_k(scores, spec.top_k)  # of equal scores the lower id comes first
     if spec.gate == "sigmoid":
         weights = jax.nn.sigmoid(top)
