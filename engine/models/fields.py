@@ -61,7 +61,7 @@ class Fields:
         return tuple(Fields({name: item}).number(name) for item in value)
 
     def per_layer(self, name: str, layers: int) -> list[Any] | None:
-        """A list with an item for each layer at least, or None where there is none or it is empty."""
+        """A list with an item for each layer at least; None where it is missing or empty."""
         value = self._raw.get(name)
         if value is None or value == []:
             return None

@@ -16,7 +16,6 @@ from engine.batches import pack_batch
 from engine.events import Add
 from engine.jax_runner import JaxRunner
 from engine.models.families import FAMILIES, traits_of
-from engine.models.stored import Stored
 from engine.models.traits import Rope, Traits
 from engine.models.weights import stored_parts
 from engine.placing import place_params

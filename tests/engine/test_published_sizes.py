@@ -62,5 +62,5 @@ def test_a_published_model_divides_among_its_devices(name: str) -> None:
 
 def test_what_does_not_divide_names_the_flag() -> None:
     traits = traits_of(PUBLISHED["Qwen-2/2.5 0.5B"].config)
-    with pytest.raises(UnsupportedParallelism, match="--tensor_parallel_size=32 .*14 query heads"):
+    with pytest.raises(UnsupportedParallelism, match=r"--tensor_parallel_size=32 .*14 query heads"):
         lay_out_heads(traits.heads, traits.kv_heads, 32)

@@ -12,8 +12,8 @@ Each file holds the seed of the weights, and for each prompt:
     output     64 greedy tokens after it
 
 The first seed is taken whose answers vary, and in which the best token leads the second by at
-least MIN_GAP at every step, so that rounding cannot change the tokens. LongRoPE models are held to one set of factors,
-chosen by the longest sequence, as the engine does.
+least MIN_GAP at every step, so that rounding cannot change the tokens. LongRoPE
+models are held to one set of factors, chosen by the longest sequence, as the engine does.
 """
 
 from __future__ import annotations
