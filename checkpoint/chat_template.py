@@ -24,6 +24,8 @@ from checkpoint.json_file import read_object
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+"""Has the special tokens of older models, where tokenizer_config.json does not name them."""
 
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
 """Longest prompt text a template may render."""
@@ -81,7 +83,9 @@ class ChatTemplate:
             sources = _named_sources(config["chat_template"], path)
         else:
             return None
-        return cls(sources, _special_tokens(config))
+        older = folder / SPECIAL_TOKENS_FILE
+        special = read_object(older) if older.is_file() else {}
+        return cls(sources, _special_tokens(special) | _special_tokens(config))
 
     def render(
         self,

@@ -14,6 +14,11 @@ GENERATION_FILE = "generation_config.json"
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+_UNSAID: dict[Any, dict[str, Any]] = {
+    "gemma3_text": {"vocab_size": 262208, "max_position_embeddings": 131072},
+}
+"""What releases leave out of config.json, as transformers fills it in."""
+
 T = TypeVar("T", str, int, float, bool, list, dict)
 
 
@@ -27,6 +32,7 @@ class CheckpointConfig:
         model_type: names the architecture.
         vocab_size: number of logits; token ids run from 0 to vocab_size - 1.
         max_position_embeddings: most tokens in one sequence.
+        dtype: name of the dtype that the weights are meant to have, None if it is not said.
         eos_token_ids: ids that end a sequence, generation_config.json's first, then those
             that only config.json names; may be empty.
         generation_defaults: the model's own sampling defaults, those of temperature, top_p,
@@ -38,12 +44,15 @@ class CheckpointConfig:
     model_type: str
     vocab_size: int
     max_position_embeddings: int
+    dtype: str | None
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, float]
 
 
-def read_config(folder: Path) -> CheckpointConfig:
+def read_config(folder: Path, generation_config: str = "auto") -> CheckpointConfig:
     """Reads and checks the configuration in a model folder.
+
+    `generation_config` "ignore" leaves generation_config.json out.
 
     Raises:
         CheckpointError: config.json is missing or broken, generation_config.json is broken,
@@ -55,10 +64,15 @@ def read_config(folder: Path) -> CheckpointConfig:
         raise CheckpointError(f"{folder}: {what}")
     raw = read_object(path)
     generation_path = folder / GENERATION_FILE
-    generation = read_object(generation_path) if generation_path.is_file() else {}
+    wanted = generation_config != "ignore" and generation_path.is_file()
+    generation = read_object(generation_path) if wanted else {}
+    # A model of text and images says in text_config what its text part is.
+    text = raw.get("text_config")
+    values = raw | text if isinstance(text, dict) else raw
+    values = _UNSAID.get(values.get("model_type"), {}) | values
 
-    vocab_size = _positive(raw, "vocab_size", path)
-    eos_ids = dict.fromkeys(_eos_ids(generation, generation_path) + _eos_ids(raw, path))
+    vocab_size = _positive(values, "vocab_size", path)
+    eos_ids = dict.fromkeys(_eos_ids(generation, generation_path) + _eos_ids(values, path))
     for token in eos_ids:
         if not 0 <= token < vocab_size:
             raise CheckpointError(
@@ -69,7 +83,8 @@ def read_config(folder: Path) -> CheckpointConfig:
         raw=raw,
         model_type=_require(raw, "model_type", str, path),
         vocab_size=vocab_size,
-        max_position_embeddings=_positive(raw, "max_position_embeddings", path),
+        max_position_embeddings=_positive(values, "max_position_embeddings", path),
+        dtype=_dtype(values, path),
         eos_token_ids=tuple(eos_ids),
         generation_defaults={
             name: _require(generation, name, float, generation_path)
@@ -97,6 +112,13 @@ def _positive(values: dict[str, Any], name: str, path: Path) -> int:
     if value < 1:
         raise CheckpointError(f"{path}: the field {name!r} must be at least 1, not {value}")
     return value
+
+
+def _dtype(values: dict[str, Any], path: Path) -> str | None:
+    for name in ("dtype", "torch_dtype"):
+        if values.get(name) is not None:
+            return _require(values, name, str, path).removeprefix("torch.")
+    return None
 
 
 def _eos_ids(values: dict[str, Any], path: Path) -> list[int]:

@@ -6,7 +6,6 @@ needed. The folder appears in the cache in one rename, whole and checked, or not
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import shutil
@@ -26,6 +25,7 @@ from checkpoint.chat_template import ChatTemplate
 from checkpoint.config import CONFIG_FILE, GENERATION_FILE, read_config
 from checkpoint.errors import CheckpointError
 from checkpoint.gguf_convert import OnTensor, convert_gguf, expected_shapes
+from checkpoint.lock import locked
 from checkpoint.tokenizer import Tokenizer
 from checkpoint.weights import SINGLE_FILE, open_weights
 
@@ -54,7 +54,7 @@ def fetch_demo_model(cache: Path) -> Path:
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{FOLDER_NAME}.lock"):
+        with locked(cache / f"{FOLDER_NAME}.lock", "making the demo model"):
             if not _is_complete(target):  # the process we waited for may have made it
                 _make(target)
     except OSError as error:
@@ -72,17 +72,6 @@ def _is_complete(target: Path) -> bool:
         logger.warning("making the demo model again: %s", error)
         return False
     return True
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is making the demo model, waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file unlocks it
 
 
 def _make(target: Path) -> None:

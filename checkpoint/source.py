@@ -6,35 +6,33 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
 from checkpoint.demo import fetch_demo_model
 from checkpoint.errors import CheckpointError
 from checkpoint.fake import cached_fake_model
+from checkpoint.file_patterns import ALL_PATTERNS, TEXT_PATTERNS
+from checkpoint.gcs import fetch_gcs
+from checkpoint.weights import INDEX_FILE, SINGLE_FILE, no_safetensors
 
 logger = logging.getLogger("hexserve.checkpoint")
-
-TEXT_PATTERNS = ("*.json", "*.jinja")
-HUB_PATTERNS = ("model*.safetensors", *TEXT_PATTERNS)
-"""Files of a hub repository that are downloaded, from its top folder only.
-
-Pickled weights never are, nor second copies of the weights under other names.
-"""
 
 
 def resolve(model: str, cache: Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Returns the local folder of `model`, fetching it first where needed.
 
-    `model` is `demo` (the demo model), `fake` (the fake model), a local folder, or the id of
-    a Hugging Face Hub repository, of which `revision` picks a branch, tag or commit; without
-    `weights` only its configuration and tokenizer are fetched. A local
-    folder that is called like one of the two words is reached as `./demo`. The demo and the
-    fake model lie in `cache`; the hub's library keeps its own cache.
+    `model` is `demo` (the demo model), `fake` (the fake model), a local folder, gs:// with a
+    bucket and folder, or the id of a Hugging Face Hub repository, of which `revision` picks a
+    branch, tag or commit; without `weights` only its configuration and tokenizer are fetched. A
+    local folder that is called like one of the two words is reached as `./demo`. All but the
+    hub's models lie in `cache`; the hub's library keeps its own.
 
     Raises:
         CheckpointError: there is no such model, or it cannot be fetched; the message says why.
     """
+    patterns = ALL_PATTERNS if weights else TEXT_PATTERNS
     if model == "demo":
         return fetch_demo_model(cache)
     if model == "fake":
@@ -42,7 +40,7 @@ def resolve(model: str, cache: Path, revision: str | None = None, *, weights: bo
     if not model.strip():
         raise CheckpointError("the model's name is empty")
     if model.startswith("gs://"):
-        raise CheckpointError(f"{model}: models in Google Cloud Storage are not supported yet")
+        return fetch_gcs(model, cache, patterns)
     if "://" in model:
         raise CheckpointError(f"{model}: not a folder and not the id of a hub repository")
     path = Path(model).expanduser()
@@ -52,7 +50,10 @@ def resolve(model: str, cache: Path, revision: str | None = None, *, weights: bo
         raise CheckpointError(f"{model}: must be a model folder, and this is a file")
     if _is_path(model):
         raise CheckpointError(f"{model}: no such folder")
-    return _from_hub(model, revision, HUB_PATTERNS if weights else TEXT_PATTERNS)
+    folder = _from_hub(model, revision, patterns)
+    if weights:
+        _check_weights(model, revision, folder)
+    return folder
 
 
 def _is_path(model: str) -> bool:
@@ -93,6 +94,20 @@ def _from_hub(repo: str, revision: str | None, patterns: Sequence[str]) -> Path:
             f"{repo}: cannot be fetched from the Hugging Face Hub ({_first_line(error)})"
         ) from error
     return Path(folder)
+
+
+def _check_weights(repo: str, revision: str | None, folder: Path) -> None:
+    """Raise CheckpointError where the repository has no safetensors; says what it has."""
+    if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
+        return
+    try:
+        names = huggingface_hub.list_repo_files(repo, revision=revision)
+    except (
+        OSError,
+        httpx.HTTPError,
+    ):  # offline, with a cached copy: the folder itself will have to do
+        names = [path.name for path in folder.iterdir()]
+    raise CheckpointError(no_safetensors(repo, names))
 
 
 def _first_line(error: Exception) -> str:

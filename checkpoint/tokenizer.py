@@ -1,12 +1,14 @@
 """A model's tokenizer: text to token ids and back.
 
 Reads tokenizer.json, the format of the `tokenizers` library, which also says what special
-tokens are put around a text. Safe to use from many threads.
+tokens are put around a text, or converts a SentencePiece tokenizer.model to it. Safe to use from
+many threads.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +18,13 @@ import tokenizers
 from checkpoint.byte_level import bytes_of_token
 from checkpoint.detokenizer import AnchoredDetokenizer, ByteLevelDetokenizer, Detokenizer
 from checkpoint.errors import CheckpointError
+from checkpoint.json_file import read_object
+from checkpoint.sentencepiece_convert import convert_sentencepiece
+
+logger = logging.getLogger("hexserve.checkpoint")
 
 TOKENIZER_FILE = "tokenizer.json"
+ORIGINAL_FILE = "tokenizer.model"
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NOTHING: frozenset[int] = frozenset()
@@ -42,25 +49,56 @@ class Tokenizer:
         self._marks_spaces = self._has_byte_tokens or "Metaspace" in kinds
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path, mode: str = "auto") -> Tokenizer:
         """Loads the tokenizer of a model folder.
 
+        `mode` "auto" reads tokenizer.json, or else converts tokenizer.model; "slow" converts
+        tokenizer.model, the original from which tokenizer.json was once made.
+
         Raises:
-            CheckpointError: tokenizer.json is missing, broken, or of an unsupported kind.
+            CheckpointError: the file is missing, broken, or of an unsupported kind.
         """
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
+        path, original = folder / TOKENIZER_FILE, folder / ORIGINAL_FILE
+        if original.is_file() and (mode == "slow" or not path.is_file()):
+            logger.info("converting the tokenizer in %s", original)
+            backend = convert_sentencepiece(original)
+        elif mode == "slow":
             raise CheckpointError(
-                f"{path}: no such file; a model needs its tokenizer in this format"
+                f"{original}: no such file, which --tokenizer_mode=slow reads; this model's "
+                "tokenizer is had with --tokenizer_mode=auto"
             )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from error
+        elif path.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises plain Exception
+                raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from error
+        else:
+            raise CheckpointError(_no_tokenizer(folder))
         # A file may carry the settings of its training run; serving must never cut a prompt.
         backend.no_truncation()
         backend.no_padding()
         return cls(backend)
+
+    def check_vocabulary(self, size: int) -> None:
+        """Checks that a model of `size` tokens knows this tokenizer's.
+
+        Tokens that were added beyond are left to the requests: many models have some for what
+        they cannot do, and a prompt that holds one is refused.
+
+        Raises:
+            CheckpointError: the tokenizer's own vocabulary is larger.
+        """
+        highest = max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1)
+        if highest >= size:
+            raise CheckpointError(
+                f"the tokenizer does not belong to this model: it has token id {highest}, the "
+                f"model's vocab_size is {size}"
+            )
+        beyond = [token for token in self._added if token >= size]
+        if beyond:
+            logger.warning(
+                "%d added tokens are beyond the model's vocab_size of %d", len(beyond), size
+            )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`.
@@ -120,6 +158,20 @@ class Tokenizer:
     def _is_single_byte(self, token: int) -> bool:
         piece = self._backend.id_to_token(token) if self._has_byte_tokens else None
         return piece is not None and _BYTE_TOKEN.fullmatch(piece) is not None
+
+
+def _no_tokenizer(folder: Path) -> str:
+    missing = f"{folder / TOKENIZER_FILE}: no such file, and no {ORIGINAL_FILE} either"
+    config = folder / "tokenizer_config.json"
+    if config.is_file() and "auto_map" in read_object(config):
+        return (
+            f"{missing}. The model's repository brings code for its tokenizer (auto_map), which "
+            "is not run, with or without --trust_remote_code"
+        )
+    return (
+        f"{missing}. Make one by transformers: AutoTokenizer.from_pretrained(folder)"
+        ".save_pretrained(folder), or name another model's by --tokenizer"
+    )
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:

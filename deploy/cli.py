@@ -23,6 +23,7 @@ usage: hexserve COMMAND [FLAGS]
 
   serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
   demo    serve the demo model and ask it   hexserve demo [--once]
+  models  list the models that are served   hexserve models [--markdown]
 
 `hexserve --version` tells the version, `hexserve COMMAND --help` lists the flags.
 """
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         serve_main(arguments[1:])
     elif command == "demo":
         _demo_main(arguments[1:])
+    elif command == "models":
+        _models_main(arguments[1:])
     elif command in ("-h", "--help", "help"):
         print(USAGE)
     elif command == "--version":
@@ -75,6 +78,14 @@ def _demo_main(arguments: list[str]) -> None:
     from deploy.demo import demo
 
     _run(lambda stop: demo(config, worker_flags, stop, once=once), config.log_level)
+
+
+def _models_main(arguments: list[str]) -> None:
+    from deploy.models import families, markdown_table, plain_list
+
+    if arguments not in ([], ["--markdown"]):
+        _fail(ConfigError(f"models: only --markdown is taken, not {' '.join(arguments)}"), 2)
+    print(markdown_table(families()) if arguments else plain_list(families()))
 
 
 def _configured(make: Callable[[], _T]) -> _T:

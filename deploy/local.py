@@ -37,7 +37,9 @@ async def running_deployment(
     check_transports(config.kv_transports, topology, in_threads=in_threads)
     listener = listen(config.http)
     try:
-        folders = await fetch_model(config.model, config.cache, stop, weights=True)
+        folders = await fetch_model(
+            config.model, config.cache, stop, weights=config.model.needs_weights
+        )
     except BaseException:
         listener.close()
         raise

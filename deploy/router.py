@@ -111,8 +111,12 @@ async def running_router(
     have GRACE_S to end.
 
     Raises:
-        CheckpointError: configuration, tokenizer or chat template cannot be read.
+        CheckpointError: configuration, tokenizer or chat template cannot be read, or tokenizer
+            and model do not belong together.
     """
+    config = read_config(folders.model, model.generation_config)
+    tokenizer = Tokenizer.load(folders.tokenizer, model.tokenizer_mode)
+    tokenizer.check_vocabulary(config.vocab_size)
     name = model.served_model_name or model.model
     metrics = RouterMetrics(name)
     pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
@@ -120,11 +124,11 @@ async def running_router(
     dispatcher = Dispatcher(pool, model.seed)
     context = GatewayContext(
         generator=dispatcher,
-        tokenizer=Tokenizer.load(folders.tokenizer),
+        tokenizer=tokenizer,
         chat_template=ChatTemplate.load(folders.tokenizer),
         served_model_names=(name,),
         metrics=metrics,
-        generation_defaults=usable_defaults(read_config(folders.model).generation_defaults),
+        generation_defaults=usable_defaults(config.generation_defaults),
         seeds=random.Random(model.seed),
         predict_route=http.predict_route,
         health_route=http.health_route,

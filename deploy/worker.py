@@ -94,14 +94,15 @@ def _array_transfer(address: WorkerAddress, built: BuiltEngine) -> Arrays:
 
 
 def _load(config: WorkerConfig, workers: Sequence[PlannedWorker]) -> list[BuiltEngine]:
-    folder = resolve(config.model.model, config.cache, config.model.revision)
+    model = config.model
+    folder = resolve(model.model, config.cache, model.revision, weights=model.needs_weights)
     devices = config.engine.tensor_parallel_size
     programs = str(workers[0].roles) if len(workers) == 1 else "threads"
     _set_up_jax(config.cache / "xla" / programs, devices * len(workers))
     engines = []
     for index, worker in enumerate(workers):
         built = build_engine(
-            folder, config.model, config.engine, worker.roles, first_device=index * devices
+            folder, model, config.engine, worker.roles, first_device=index * devices
         )
         if config.engine.warmup:
             built.runner.warm_up()

@@ -14,6 +14,7 @@ from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
 from engine.blocks import BlockPool
 from engine.engine import Engine
+from engine.kv_memory import KVNeeds, choose_blocks, step_bytes
 from engine.limits import Limits
 from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes, round_up
 from engine.runner import Runner
@@ -82,7 +83,7 @@ def build_engine(
         CheckpointError, UnsupportedModel: the folder's fault; names file and field.
         ConfigError: the flags' fault, or more is asked than the devices have.
     """
-    checkpoint = read_config(folder)
+    checkpoint = read_config(folder, model.generation_config)
     if checkpoint.model_type == fake.MODEL_TYPE:
         return _build_fake(checkpoint, model, config, roles)
     return _build_jax(checkpoint, folder, model, config, roles, first_device)
@@ -137,7 +138,7 @@ def _build_fake(
 ) -> BuiltEngine:
     arithmetic = (
         (config, EngineConfig(), ("tensor_parallel_size", "kv_cache_dtype", "kernels")),
-        (model, ModelConfig(model.model), ("quantization",)),
+        (model, ModelConfig(model.model), ("quantization", "sliding_window")),
     )
     for given, default, names in arithmetic:
         for name in names:
@@ -165,20 +166,21 @@ def _build_jax(
 ) -> BuiltEngine:
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
-    from engine.models.families import traits_of
+    from engine.model_choices import choose_dtype, with_flags
+    from engine.models.rope import has_long_factors
 
     devices = _devices(config.tensor_parallel_size, first_device)
     platform = devices[0].platform
     sizes = with_platform_defaults(config, platform)
-    traits = traits_of(checkpoint.raw)
-    dtype = _dtype(model.dtype, checkpoint, platform)
+    checkpoint, traits = with_flags(checkpoint, model)
+    dtype = choose_dtype(model.dtype, checkpoint, folder if model.needs_weights else None, platform)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _max_model_len(checkpoint, model)
     limits = _limits(roles, sizes, max_model_len, traits.vocab, config)
     shapes = _shapes(roles, limits, sizes, config.block_size)
-    placement = _placement(traits, devices, config.kernels, dtype)
+    placement = _placement(traits, devices, config.kernels, dtype, kv_dtype)
 
-    if model.load_format == "dummy":
+    if not model.needs_weights:
         params = loading.dummy_params(
             placement, dtype, max_model_len, model.seed, model.quantization
         )
@@ -193,14 +195,14 @@ def _build_jax(
     token_bytes = sum(array.bytes_per_token for array in arrays)
     # What one device holds: its share of the heads, replicated and empty ones included.
     device_bytes = token_bytes // traits.kv_heads * placement.shard.kv_heads * config.block_size
-    blocks = config.num_blocks or _blocks_that_fit(devices[0], device_bytes, config)
+    needs = KVNeeds(
+        device_bytes,
+        _step_bytes(placement.shard, shapes, limits, token_bytes),
+        -(-(max_model_len - 1) // config.block_size),
+        max_model_len,
+    )
+    blocks = choose_blocks(devices[0], needs, config)
     pool = BlockPool(blocks, config.block_size)
-    if pool.blocks_for(max_model_len - 1) > blocks:
-        raise ConfigError(
-            f"one sequence of max_model_len={max_model_len} needs "
-            f"{pool.blocks_for(max_model_len - 1)} KV blocks, there are {blocks}: lower "
-            "--max_model_len or raise --num_blocks"
-        )
     runner = JaxRunner(
         params,
         placement,
@@ -220,6 +222,8 @@ def _build_jax(
         len(devices),
     )
     numerics = f"{dtype}, KV {kv_dtype}, quantization {model.quantization}"
+    if has_long_factors(traits, max_model_len):
+        numerics += ", long rope factors"
     fingerprint = loading.fingerprint(checkpoint.raw, numerics, source)
     return BuiltEngine(
         Engine(Scheduler(limits, pool), runner),
@@ -244,7 +248,7 @@ def _devices(count: int, first: int) -> list[Any]:
     return devices[first : first + count]
 
 
-def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str) -> Any:
+def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str, kv_dtype: str) -> Any:
     from engine.kernels.choose import KernelsUnavailable, choose_kernels
     from engine.kernels.interface import UnsupportedShape
     from engine.models.heads import UnsupportedParallelism
@@ -253,22 +257,13 @@ def _placement(traits: Any, devices: list[Any], kernels: str, dtype: str) -> Any
 
     try:
         chosen = choose_kernels(devices[0].platform, kernels)
-        return plan_placement(traits, chosen, make_mesh(devices), dtype)
+        placement = plan_placement(traits, chosen, make_mesh(devices), dtype)
+        chosen.pool_dtype(kv_dtype)
+        return placement
     except UnsupportedShape as error:
         raise ConfigError(f"{error}; --kernels=reference computes it, slowly") from error
     except (KernelsUnavailable, UnsupportedParallelism) as error:
         raise ConfigError(str(error)) from error
-
-
-def _dtype(asked: str, checkpoint: CheckpointConfig, platform: str) -> str:
-    if asked != "auto":
-        return asked
-    if platform == "cpu":
-        # As transformers computes by default there. bfloat16 is about twice as fast by the CPU
-        # kernels, and several times slower by the reference.
-        return "float32"
-    stored = checkpoint.raw.get("dtype") or checkpoint.raw.get("torch_dtype")
-    return "float32" if stored == "float32" else "bfloat16"
 
 
 def _shapes(roles: Role, limits: Limits, sizes: BatchSizes, block_size: int) -> Any:
@@ -290,16 +285,14 @@ def _shapes(roles: Role, limits: Limits, sizes: BatchSizes, block_size: int) -> 
         raise ConfigError(str(error)) from error
 
 
-def _blocks_that_fit(device: Any, block_bytes: int, config: EngineConfig) -> int:
-    """KV blocks for the memory that is left, or for 1 GiB where memory is not a device's own."""
-    if device.platform == "cpu":
-        return max(1, GIB // block_bytes)
-    stats = device.memory_stats()
-    left = stats["bytes_limit"] - stats["bytes_in_use"]
-    blocks = int(left * config.hbm_utilization_factor) // block_bytes
-    if blocks < 1:
-        raise ConfigError(
-            f"--hbm_utilization_factor={config.hbm_utilization_factor}: {left / GIB:.2f} GiB are "
-            f"left after the weights, one KV block takes {block_bytes / GIB:.4f} GiB"
-        )
-    return blocks
+def _step_bytes(shard: Any, shapes: Any, limits: Limits, token_bytes: int) -> int:
+    """See engine.kv_memory; `shard` are the traits of one."""
+    attention = (shard.heads + shard.kv_heads) * shard.head_dim
+    return step_bytes(
+        tokens=max(shape.tokens for shape in shapes),
+        rows=max(shape.seqs for shape in shapes),
+        slots=limits.max_seqs,
+        width=4 * shard.hidden + 2 * attention + 3 * shard.mlp_width,
+        vocab=shard.vocab,
+        chunk_bytes=max(CHUNK_BYTES, 2 * token_bytes),
+    )

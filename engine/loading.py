@@ -16,12 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoint.errors import CheckpointError
+from checkpoint.tensor_reader import TensorReader
 from checkpoint.weights import WeightFiles, open_weights
 from engine.models.decoder import Params
-from engine.models.stored import Part, in_checkpoint, is_superfluous
+from engine.models.stored import Index, Part, in_checkpoint, is_superfluous
 from engine.models.traits import Traits
 from engine.models.weights import declare_weights, stored_parts
 from engine.placing import Placement, ReadTensor, place_params
+from settings.config import GIB
+from telemetry.progress import byte_progress
 
 log = logging.getLogger("hexserve.engine")
 
@@ -55,24 +58,37 @@ def load_params(
     """Read, convert and place every weight; see engine.placing.
 
     Raises:
-        CheckpointError: a tensor is missing, left over, of the wrong shape, or not to be
-            quantized; names it.
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or holds NaN
+            or infinity; names it.
     """
     files = open_weights(folder)
     parts = stored_parts(placement.traits)
     spelled = in_checkpoint(files.names)
     _check_names(parts, spelled, files, folder, placement.traits)
+    size = sum(
+        part.elements * files.info(spelled(part.tensor)).dtype.itemsize for part in parts.values()
+    )
     began = time.monotonic()
+    with (
+        byte_progress(size, "weights", log) as on_bytes,
+        TensorReader(files, on_bytes) as reader,
+    ):
 
-    def read(name: str) -> np.ndarray:
-        return parts[name].take(lambda stored: files.read(spelled(stored)))
+        def read_part(tensor: str, index: Index) -> np.ndarray:
+            return reader.read(spelled(tensor), index)
 
-    params = place_params(placement, read, dtype, positions, quantization)
-    jax.block_until_ready(params)
+        def read(name: str) -> np.ndarray:
+            return parts[name].take(read_part)
+
+        params = place_params(placement, read, dtype, positions, quantization)
+        jax.block_until_ready(params)
     seconds = time.monotonic() - began
-    size = sum(array.nbytes for array in jax.tree.leaves(params))
+    placed = sum(array.nbytes for array in jax.tree.leaves(params))
     stored = jnp.dtype(dtype).name if quantization == "none" else quantization
-    log.info("weights: %.2f GiB as %s in %.1f s", size / 2**30, stored, seconds)
+    log.info(
+        "weights: %.2f GiB as %s in %.1f s, read at %.2f GiB/s",
+        placed / GIB, stored, seconds, size / GIB / seconds,
+    )  # fmt: skip
     return params
 
 
@@ -109,6 +125,7 @@ def _check_names(
     folder: Path,
     traits: Traits,
 ) -> None:
+    """Every tensor to load is there, of the right shape, and no other."""
     wanted = {spelled(part.tensor): part.shape for part in parts.values()}
     found = files.names
     missing = sorted(wanted.keys() - found.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from checkpoint.errors import CheckpointError
+from checkpoint.tensor_reader import NotFinite, cast
 from engine.kernels.interface import Kernels, Linear
-from engine.kernels.quantized import NotFinite, Quantized, quantize
+from engine.kernels.quantized import Quantized, quantize
+from engine.layer_stack import LayerStack, MemoryGate
 from engine.models.decoder import Params
 from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
 from engine.models.rope import query_scales, rope_angles
@@ -27,9 +30,12 @@ ReadTensor = Callable[[str], np.ndarray]
 """Tensor name → its whole value, in any dtype; called from several threads."""
 
 Matrix = np.ndarray | Quantized
-"""One weight of one layer, or of all layers."""
+"""One weight of one layer, on the host."""
 
-_READERS = 4
+Axes = tuple[str | None, ...]
+
+_PACKERS = 4
+"""Threads that convert and pack; as many layers are in memory as the largest tensor would fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Placement:
 
     Attributes:
         traits: of the whole model.
-        shard: the same, with one device's heads.
+        shard: what one device computes of it.
         heads: which head lies where.
         dtype: of the activations.
     """
@@ -74,19 +80,27 @@ def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh, dtype: Any) -> 
     """
     shards = mesh.size
     heads = lay_out_heads(traits.heads, traits.kv_heads, shards)
-    widths = mlp_widths(traits)
-    for field, width in widths.items():
+    for field, width in mlp_widths(traits).items():
         if width % shards:
             raise UnsupportedParallelism(
                 f"--tensor_parallel_size={shards} does not divide {field}={width}"
             )
-    shard = dataclasses.replace(
-        traits, heads=len(heads.q) // shards, kv_heads=len(heads.kv) // shards
+    experts = traits.experts and dataclasses.replace(
+        traits.experts,
+        ffn=traits.experts.ffn // shards,
+        shared_ffn=traits.experts.shared_ffn and traits.experts.shared_ffn // shards,
     )
-    for width in widths.values():
+    shard = dataclasses.replace(
+        traits,
+        heads=len(heads.q) // shards,
+        kv_heads=len(heads.kv) // shards,
+        ffn=traits.ffn // shards,
+        experts=experts,
+    )
+    for width in mlp_widths(shard).values():
         kernels.check(
             np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
-            hidden=shard.hidden, ffn=width // shards,
+            hidden=shard.hidden, ffn=width,
         )  # fmt: skip
     return Placement(mesh, kernels, traits, shard, heads, np.dtype(dtype))
 
@@ -121,8 +135,11 @@ def place_params(
     """
     declared = declare_weights(placement.traits)
     params: Params = {}
-    with ThreadPoolExecutor(_READERS) as readers:
-        placer = _Placer(placement, read, np.dtype(dtype), quantization == "int8", readers)
+    dtype = np.dtype(dtype)
+    largest = max(math.prod(weight.shape) for weight in declared.values()) * dtype.itemsize
+    with ThreadPoolExecutor(_PACKERS) as packers:
+        gate = MemoryGate(largest)
+        placer = _Placer(placement, read, dtype, quantization == "int8", packers, gate)
         for name, weight in declared.items():
             if weight.kind in (Kind.LINEAR, Kind.ROUTER, Kind.HEAD):
                 params[name] = placer.linear(weight, declared.get(bias_of(name)))
@@ -152,45 +169,88 @@ class _Placer:
     read: ReadTensor
     dtype: np.dtype
     quantized: bool
-    readers: ThreadPoolExecutor
+    packers: ThreadPoolExecutor
+    gate: MemoryGate
 
     def plain(self, weight: Weight) -> Any:
-        stacked = self._stack(weight, lambda array: array)
         if weight.kind is Kind.EMBEDDING:
-            return self._put(stacked[0], weight.axes, weight.axes[:1])
-        return self._put(stacked, ("layer", *weight.axes))
+            return self._whole(weight, lambda array: array, weight.axes, weight.axes[:1])
+        return self._layers(weight, lambda array: array, weight.axes)
 
     def linear(self, weight: Weight, bias: Weight | None) -> Linear:
         kernels, parts = self.placement.kernels, self._parts(weight.axes[0])
         features = self._width(weight, 0) // parts
+        scale_axes = weight.axes[:1]
         if weight.kind is Kind.HEAD:
-            packed = self._stack(weight, lambda array: kernels.pack_head(array, parts))[0]
-            matrix = self._put(packed, kernels.head_axes(), weight.axes[:1])
+            matrix = self._whole(
+                weight,
+                lambda array: kernels.pack_head(array, parts),
+                kernels.head_axes(),
+                scale_axes,
+            )
             return Linear(matrix, None, features)
-        packed = self._stack(weight, lambda array: kernels.pack_linear(array, parts))
-        stack = ("layer", "expert")[: len(weight.stack)]
-        axes = (*stack, *kernels.packed_axes(*weight.axes))
-        matrix = self._put(packed, axes, (*stack, *weight.axes[:1]))
+        axes = kernels.packed_axes(*weight.axes)
+        matrix = self._layers(
+            weight, lambda array: kernels.pack_linear(array, parts), axes, scale_axes
+        )
         return Linear(matrix, None if bias is None else self._bias(weight, bias), features)
 
     def _bias(self, weight: Weight, bias: Weight) -> Array:
         out, into = weight.axes
-        whole = np.asarray(self._stack(bias, lambda array: array))
         if self._parts(into) == 1:
-            return self._put(whole, ("layer", out))
+            return self._layers(bias, lambda array: array, (out,))
         # The shards' results are summed: the first one alone adds the bias.
-        first_only = np.zeros((len(whole), whole.shape[1] * self.placement.shards), whole.dtype)
-        first_only[:, : whole.shape[1]] = whole
-        return self._put(first_only, ("layer", "partial_sum"))
+        zeros = (self.placement.shards - 1) * self._width(bias, 0)
+        return self._layers(bias, lambda array: np.pad(array, (0, zeros)), ("partial_sum",))
 
-    def _put(
-        self, matrix: Matrix, axes: tuple[str | None, ...], scale_axes: tuple[str | None, ...] = ()
+    def _whole(
+        self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray], axes: Axes, scale_axes: Axes
     ) -> Any:
         """On the devices; `scale_axes` are those of a quantized matrix's scales."""
-        if isinstance(matrix, Quantized):
-            values, scales = self._put(matrix.values, axes), self._put(matrix.scales, scale_axes)
-            return Quantized(values, scales, matrix.dtype)
-        return jax.device_put(matrix, sharding_of(axes, self.placement.mesh))
+        matrix = self._packed(weight, weight.source, pack)
+        placed = [
+            jax.block_until_ready(jax.device_put(part, self._sharding(part_axes)))
+            for part, part_axes in zip(_parts(matrix), (axes, scale_axes), strict=False)
+        ]
+        return self._join(placed)
+
+    def _layers(
+        self,
+        weight: Weight,
+        pack: Callable[[np.ndarray], np.ndarray],
+        axes: Axes,
+        scale_axes: Axes = (),
+    ) -> Any:
+        """[*weight.stack, ...] on the devices; axes are those of one tensor."""
+        names, stacked = weight.source_names(), ("layer", "expert")[: len(weight.stack)]
+        first = self._packed(weight, names[0], pack)
+        stacks = [
+            LayerStack(weight.stack, part.shape, part.dtype, self._sharding((*stacked, *part_axes)))
+            for part, part_axes in zip(_parts(first), (axes, scale_axes), strict=False)
+        ]
+        places = list(np.ndindex(*weight.stack))
+
+        def put(index: int, matrix: Matrix) -> None:
+            for stack, part in zip(stacks, _parts(matrix), strict=True):
+                stack.put(places[index], part)
+
+        def load(index: int) -> None:
+            # As read and converted, or converted and packed: two copies at once.
+            with self.gate.hold(2 * math.prod(weight.shape) * self.dtype.itemsize):
+                put(index, self._packed(weight, names[index], pack))
+
+        put(0, first)
+        del first
+        list(self.packers.map(load, range(1, len(names))))
+        return self._join([stack.array() for stack in stacks])
+
+    def _join(self, parts: list[Array]) -> Array | Quantized:
+        """The inverse of `_parts`."""
+        values, *scales = parts
+        return Quantized(values, scales[0], self.dtype) if scales else values
+
+    def _sharding(self, axes: Axes) -> NamedSharding:
+        return sharding_of(axes, self.placement.mesh)
 
     def _parts(self, axis: str) -> int:
         return 1 if TABLE[axis] is None else self.placement.shards
@@ -204,30 +264,19 @@ class _Placer:
         parts = self._parts(axis)
         return -(-weight.shape[dimension] // parts) * parts
 
-    def _stack(self, weight: Weight, pack: Callable[[np.ndarray], np.ndarray]) -> Matrix:
-        """[*weight.stack, ...]: every tensor, arranged, quantized if it is to be, and packed."""
-        names = weight.source_names()
-        dtype = np.dtype(np.float32) if weight.wide else self.dtype
+    def _packed(
+        self, weight: Weight, name: str, pack: Callable[[np.ndarray], np.ndarray]
+    ) -> Matrix:
+        """One tensor, arranged, quantized if it is to be, and packed."""
         quantized = self.quantized and weight.kind in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD)
-
-        def packed(name: str) -> Matrix:
-            if not quantized:
-                return pack(self._arrange(weight, self.read(name).astype(dtype)))
-            try:
+        try:
+            if quantized:
                 matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
-            except NotFinite as error:
-                raise CheckpointError(f"{name}: {error}") from error
-            return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
-
-        first = packed(names[0])
-        stacked = jax.tree.map(lambda part: np.empty((len(names), *part.shape), part.dtype), first)
-
-        def put(index: int, matrix: Matrix) -> None:
-            jax.tree.map(lambda whole, part: np.copyto(whole[index], part), stacked, matrix)
-
-        put(0, first)
-        list(self.readers.map(lambda i: put(i, packed(names[i])), range(1, len(names))))
-        return jax.tree.map(lambda part: part.reshape(*weight.stack, *part.shape[1:]), stacked)
+                return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
+            dtype = np.dtype(np.float32) if weight.wide else self.dtype
+            return pack(self._arrange(weight, cast(self.read(name), dtype)))
+        except NotFinite as error:
+            raise CheckpointError(f"{name}: {error}") from error
 
     def _arrange(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         """Heads in the order of the shards; a vocabulary filled up with zeros."""
@@ -242,6 +291,10 @@ class _Placer:
                 padding[dimension] = (0, missing)
                 array = np.pad(array, padding)
         return array
+
+
+def _parts(matrix: Matrix) -> tuple[np.ndarray, ...]:
+    return (matrix.values, matrix.scales) if isinstance(matrix, Quantized) else (matrix,)
 
 
 def _take_heads(

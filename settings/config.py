@@ -47,8 +47,10 @@ class Topology:
 class ModelConfig:
     """Which model, and in what form.
 
-    `max_model_len` None is what config.json says; `dtype` "auto" is the platform's choice;
-    `quantization` is "none", or "int8" for weights of 8 bits.
+    `max_model_len` and `sliding_window` None are what config.json says; `dtype` "auto" is the
+    platform's choice; `quantization` is "none", or "int8" for weights of 8 bits;
+    `generation_config` "ignore" leaves generation_config.json out; `tokenizer_mode` is
+    checkpoint.tokenizer's.
     """
 
     model: str
@@ -59,7 +61,16 @@ class ModelConfig:
     dtype: str = "auto"
     quantization: str = "none"
     max_model_len: int | None = None
+    sliding_window: int | None = None
     seed: int = 0
+    generation_config: str = "auto"
+    tokenizer_mode: str = "auto"
+    trust_remote_code: bool = False
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether workers read the checkpoint's weights."""
+        return self.load_format != "dummy"
 
 
 @dataclass(frozen=True, slots=True)

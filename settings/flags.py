@@ -59,10 +59,22 @@ MODEL = Group(
     (
         Flag(
             "model",
-            "Hugging Face model id, local folder, `demo`, or `fake` (no arithmetic: for tests)",
+            "Hugging Face model id, gs://bucket/folder, local folder, `demo`, or `fake` (no "
+            "arithmetic: for tests)",
         ),
         Flag("revision", "revision of a Hugging Face model id"),
-        _switch("trust_remote_code", "run code that a model repository brings", False, (False,)),
+        _switch(
+            "trust_remote_code",
+            "taken for old command lines: code from a repository is never run, and a model that "
+            "needs it is refused",
+            False,
+        ),
+        Flag(
+            "generation_config",
+            "auto takes default sampling and further end tokens from the model's "
+            "generation_config.json, ignore does not",
+            default="auto", choices=("auto", "ignore"),
+        ),
         Flag("seed", "seeds every generator", to_seed, 0),
     ),
 )  # fmt: skip
@@ -71,10 +83,11 @@ API = Group(
     "API",
     (
         Flag("served_model_name", "name of the model in the API (default: --model)"),
-        Flag("tokenizer", "tokenizer's model id or folder (default: the model's)"),
+        Flag("tokenizer", "the tokenizer's model id or folder (default: the model's)"),
         Flag(
-            "tokenizer_mode", "auto or slow", default="auto", choices=("auto", "slow"),
-            supported=("auto",),
+            "tokenizer_mode",
+            "auto takes tokenizer.json where there is one, slow the original tokenizer.model",
+            default="auto", choices=("auto", "slow"),
         ),
     ),
 )  # fmt: skip
@@ -90,7 +103,7 @@ WEIGHTS = Group(
             "dtype",
             "of weights and activations; auto is the checkpoint's, on CPU float32",
             default="auto",
-            choices=("auto", "float32", "bfloat16"),
+            choices=("auto", "float32", "bfloat16", "float16"),
         ),
         Flag(
             "quantization",
@@ -101,7 +114,10 @@ WEIGHTS = Group(
         Flag(
             "max_model_len", "most tokens of prompt and output (default: config.json)", to_positive
         ),
-        Flag("sliding_window", "overrides the model's window", to_positive, supported=(None,)),
+        Flag(
+            "sliding_window", "tokens that layers with a window see (default: config.json)",
+            to_positive,
+        ),
     ),
 )  # fmt: skip
 
@@ -111,7 +127,7 @@ ENGINE = Group(
         Flag("tensor_parallel_size", "devices per worker", to_positive, 1),
         Flag(
             "kv_cache_dtype", "of the KV cache; auto is the weights'", default="auto",
-            choices=("auto", "float32", "bfloat16"),
+            choices=("auto", "float32", "bfloat16", "float16"),
         ),
         Flag(
             "kernels", "auto is the platform's own; reference is slow and runs everywhere",
@@ -131,7 +147,8 @@ ENGINE = Group(
         _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
         _switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
         Flag(
-            "hbm_utilization_factor", "share of the memory left after the weights for KV",
+            "hbm_utilization_factor",
+            "share for KV of the memory left after the weights and what a step takes",
             to_share, 0.9,
         ),
         Flag("num_blocks", "KV blocks of a worker (default: by memory; CPU: 1 GiB)", to_positive),

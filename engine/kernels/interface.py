@@ -111,7 +111,11 @@ class Kernels(Protocol):
         """
 
     def pool_dtype(self, dtype: Any) -> np.dtype:
-        """The dtype that a pool of `dtype` is stored in (of the same width)."""
+        """The dtype that a pool of `dtype` is stored in (of the same width).
+
+        Raises:
+            UnsupportedShape: there are no pools of `dtype`.
+        """
 
     def settle(self, array: Any) -> None:
         """Called once for each weight and pool, when it is where it will stay."""

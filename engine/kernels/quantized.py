@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from checkpoint.tensor_reader import NotFinite
+
 LARGEST = 127
 """Values are within ± this; -128 would not be symmetric."""
 _ROWS_AT_ONCE = 1024
-
-
-class NotFinite(ValueError):
-    """A weight holds NaN or infinity, for which there is no scale."""
 
 
 @jax.tree_util.register_dataclass

@@ -48,7 +48,7 @@ class Decoder:
     """One shard's computation.
 
     Attributes:
-        traits: of the shard: its heads; all else as of the whole model.
+        traits: of the shard: its heads, its part of the MLPs; the whole vocabulary.
         kernels: what computes it.
         axis: the mesh axis that the shards lie on; None where there is one shard.
     """

@@ -12,6 +12,7 @@ from engine.models.traits import (
     LongRopeScaling,
     Rope,
     Temperature,
+    Traits,
     YarnScaling,
 )
 
@@ -28,6 +29,17 @@ def rope_angles(rope: Rope, positions: int) -> np.ndarray:
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table.astype(np.float32)
+
+
+def has_long_factors(traits: Traits, positions: int) -> bool:
+    """Whether sequences of up to `positions` take LongRoPE's long factors: KV that does not mix
+    with that of short ones."""
+    scalings = (rope.scaling for rope in traits.ropes)
+    return any(isinstance(s, LongRopeScaling) and _is_long(s, positions) for s in scalings)
+
+
+def _is_long(scaling: LongRopeScaling, positions: int) -> bool:
+    return positions > scaling.original_max_position
 
 
 def query_scales(temperature: Temperature, positions: int) -> np.ndarray:
@@ -48,7 +60,7 @@ def inverse_frequencies(rope: Rope, positions: int) -> np.ndarray:
         case YarnScaling() as scaling:
             frequencies = _yarn(frequencies, rope, scaling)
         case LongRopeScaling() as scaling:
-            long = positions > scaling.original_max_position
+            long = _is_long(scaling, positions)
             frequencies = frequencies / (scaling.long_factors if long else scaling.short_factors)
     return frequencies.astype(np.float32)
 

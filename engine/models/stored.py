@@ -7,6 +7,7 @@ and turned as it is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -67,6 +68,11 @@ def renamed(**modules: str) -> Mapping[str, str]:
     return {**STANDARD_NAMES, **{name: _LAYER + module for name, module in modules.items()}}
 
 
+Index = tuple[int | slice, ...]
+ReadPart = Callable[[str, Index], np.ndarray]
+"""A checkpoint's tensor and what to take out of it → that part, in any dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Where one tensor of the decoder lies in a checkpoint.
@@ -82,14 +88,23 @@ class Part:
 
     tensor: str
     shape: tuple[int, ...]
-    index: tuple[int | slice, ...] = ()
+    index: Index = ()
     turned: bool = False
     pairs: int = 0
     offset: float = 0.0
 
-    def take(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
+    @property
+    def elements(self) -> int:
+        """How many are read: whole rows of what is cut."""
+        if not self.index:
+            return math.prod(self.shape)
+        first = self.index[0]
+        rows = len(range(self.shape[0])[first]) if isinstance(first, slice) else 1
+        return rows * math.prod(self.shape[1:])
+
+    def take(self, read: ReadPart) -> np.ndarray:
         """The tensor as the decoder wants it."""
-        value = read(self.tensor)[self.index]
+        value = read(self.tensor, self.index)
         if self.turned:
             value = value.T
         if self.pairs:

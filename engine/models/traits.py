@@ -190,3 +190,10 @@ class Traits:
     @property
     def layers(self) -> int:
         return len(self.kinds)
+
+    @property
+    def mlp_width(self) -> int:
+        """Widths of all MLPs that one token sees in one layer; the largest of any."""
+        dense = [0 if kind.experts else self.ffn for kind in self.kinds]
+        e = self.experts
+        return max(*dense, e.top_k * e.ffn + (e.shared_ffn or 0) if e else 0)

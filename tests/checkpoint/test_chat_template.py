@@ -47,6 +47,15 @@ def test_jinja_file_comes_first(tmp_path: Path) -> None:
     assert template.render(HELLO) == "file <s>é"
 
 
+def test_special_tokens_of_older_models(tmp_path: Path) -> None:
+    write(tmp_path, chat_template="{{ bos_token }}{{ eos_token }}", eos_token="</s>")
+    special = {"bos_token": "<b>", "eos_token": "<other>"}
+    tmp_path.joinpath("special_tokens_map.json").write_text(json.dumps(special))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render(HELLO) == "<b></s>"
+
+
 def test_named_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     template = ChatTemplate.load(write(tmp_path, chat_template=named))

@@ -55,9 +55,41 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert read_config(folder).generation_defaults == {"temperature": 0.6, "top_p": 0.9}
 
 
+def test_the_generation_config_may_be_ignored(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "eos_token_id": 3}
+    folder = write(tmp_path, {**CONFIG, "eos_token_id": 2}, generation)
+    config = read_config(folder, "ignore")
+    assert (config.generation_defaults, config.eos_token_ids) == ({}, (2,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, None),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, "bfloat16"),
+    ],
+)
+def test_dtype(tmp_path: Path, fields: dict[str, str], dtype: str | None) -> None:
+    assert read_config(write(tmp_path, CONFIG | fields)).dtype == dtype
+
+
+def test_a_model_of_text_and_images_has_its_facts_inside(tmp_path: Path) -> None:
+    text = {"vocab_size": 50, "max_position_embeddings": 32, "dtype": "float16"}
+    outer = {"model_type": "both", "eos_token_id": 7, "text_config": text}
+    config = read_config(write(tmp_path, outer))
+    assert (config.model_type, config.vocab_size, config.max_position_embeddings) == (
+        "both",
+        50,
+        32,
+    )
+    assert (config.dtype, config.eos_token_ids, config.raw) == ("float16", (7,), outer)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"torch_dtype": 16}, "torch_dtype"),
         ({"vocab_size": None}, "vocab_size"),
         ({"vocab_size": "100"}, "vocab_size"),
         ({"vocab_size": 0}, "vocab_size.*at least 1.*0"),

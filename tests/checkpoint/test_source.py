@@ -13,15 +13,24 @@ from checkpoint.fake import MODEL_TYPE
 from checkpoint.source import resolve
 
 
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """Where the hub's library puts its files."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def hub(monkeypatch: pytest.MonkeyPatch, downloaded: Path) -> list[Any]:
     """Replaces the hub: calls are listed, and none leaves this machine."""
     calls: list[Any] = []
 
     def download(repo: str, **options: Any) -> str:
         huggingface_hub.utils.validate_repo_id(repo)
         calls.append((repo, options))
-        return "/downloaded"
+        return str(downloaded)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return calls
@@ -52,8 +61,8 @@ def test_fake(tmp_path: Path) -> None:
     assert read_config(resolve("fake", tmp_path)).model_type == MODEL_TYPE
 
 
-def test_hub(tmp_path: Path, hub: list[Any]) -> None:
-    assert resolve("owner/name", tmp_path, revision="v1") == Path("/downloaded")
+def test_hub(tmp_path: Path, hub: list[Any], downloaded: Path) -> None:
+    assert resolve("owner/name", tmp_path, revision="v1") == downloaded
     ((repo, options),) = hub
     assert repo == "owner/name"
     assert options["revision"] == "v1"
@@ -63,14 +72,24 @@ def test_hub(tmp_path: Path, hub: list[Any]) -> None:
 def test_hub_without_the_weights(tmp_path: Path, hub: list[Any]) -> None:
     resolve("owner/name", tmp_path, weights=False)
     ((_, options),) = hub
-    assert options["allow_patterns"] == ["*.json", "*.jinja"]
+    assert options["allow_patterns"] == ["*.json", "*.jinja", "tokenizer.model"]
+
+
+def test_a_repository_with_pickled_weights_alone(
+    tmp_path: Path, downloaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (downloaded / "model.safetensors").unlink()
+    listed = ["config.json", "pytorch_model-00001-of-00002.bin"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: listed)
+    with pytest.raises(CheckpointError, match=r"owner/name: no safetensors.*\.bin.*convert"):
+        resolve("owner/name", tmp_path)
+    resolve("owner/name", tmp_path, weights=False)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         ("", "empty"),
-        ("gs://bucket/model", "not supported yet"),
         ("s3://bucket/model", "not a folder"),
         ("/no/such/folder", "no such folder"),
         ("./absent", "no such folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -29,10 +30,17 @@ def scratch() -> Iterator[Path]:
 
 
 def give_weights(folder: Path, variant: str) -> Path:
-    """Turn a fake model's folder into a tiny Llama's, with the same tokenizer."""
+    """Turn a fake model's folder into a tiny Llama's, with as much of the tokenizer as it knows."""
     source = Path(__file__).parents[1] / "golden" / "tiny" / variant
     for name in ("config.json", "model.safetensors"):
         shutil.copy(source / name, folder / name)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"].items()
+    tokenizer["model"]["vocab"] = {text: token for text, token in vocabulary if token < size}
+    tokenizer["added_tokens"] = []
+    path.write_text(json.dumps(tokenizer))
     return folder
 
 

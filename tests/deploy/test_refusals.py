@@ -57,7 +57,7 @@ def change_config(folder: Path, **changes: object) -> None:
         (HEX_LLM, ["--model=fake", "--num_hosts=2"], "--num_hosts=2 is not supported yet"),
         (SERVE, ["--model=fake", "--host=192.0.2.1"], "--host=192.0.2.1"),
         (SERVE, ["--model=/no/such/folder"], "/no/such/folder: no such folder"),
-        (SERVE, ["--model=gs://bucket/m"], "gs://bucket/m"),
+        (SERVE, ["--model=gs://"], "gs://: gs://bucket/folder is wanted"),
         (SERVE, ["--model=fake", "--tokenizer=/no/such"], "/no/such: no such folder"),
     ],
 )
@@ -99,6 +99,17 @@ def test_a_missing_tokenizer_is_refused(launch: Launch, fake_folder: Path) -> No
     assert_refused(launch(*SERVE, f"--model={fake_folder}"), 2, "tokenizer.json")
 
 
+def test_a_tokenizer_of_another_model_is_refused(launch: Launch, fake_folder: Path) -> None:
+    change_config(fake_folder, vocab_size=400)
+    launcher = launch(*SERVE, f"--model={fake_folder}")
+    assert_refused(launcher, 2, "does not belong to this model", "token id 511", "is 400")
+
+
+def test_a_slow_tokenizer_that_is_not_there_is_refused(launch: Launch) -> None:
+    launcher = launch(*SERVE, "--model=fake", "--tokenizer_mode=slow")
+    assert_refused(launcher, 2, "tokenizer.model: no such file", "--tokenizer_mode=auto")
+
+
 def test_a_worker_that_dies_while_starting_ends_the_launcher(launch: Launch, scratch: Path) -> None:
     launcher = launch(*SERVE, "--model=fake", "--max_model_len=99999999", "--disagg_topo=1,1")
     message = "--max_model_len=99999999: the model has 65536 positions"
@@ -138,6 +149,20 @@ def test_weights_left_over_are_refused_by_name(launch: Launch, llama_folder: Pat
     assert_refused(launcher, 1, "1 weights are left over", "model.extra.weight")
 
 
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    launch: Launch, llama_folder: Path
+) -> None:
+    path = llama_folder / "model.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[1]
+    tensors[name].flat[3] = np.nan
+    save_file(tensors, path)
+    launcher = launch(*SERVE, f"--model={llama_folder}")
+    assert_refused(launcher, 1, f"{path}: {name} holds NaN or infinity")
+    launcher = launch(*SERVE, f"--model={llama_folder}", "--load_format=dummy", "--no_warmup")
+    launcher.ready_url()
+
+
 def test_a_folder_without_weights_is_refused(launch: Launch, llama_folder: Path) -> None:
     (llama_folder / "model.safetensors").unlink()
     assert_refused(launch(*SERVE, f"--model={llama_folder}"), 1, "model.safetensors")
@@ -145,7 +170,10 @@ def test_a_folder_without_weights_is_refused(launch: Launch, llama_folder: Path)
 
 def test_too_few_blocks_for_one_sequence_are_refused(launch: Launch, llama_folder: Path) -> None:
     launcher = launch(*SERVE, f"--model={llama_folder}", "--num_blocks=2")
-    assert_refused(launcher, 1, "max_model_len=128 needs 4 KV blocks, there are 2", "--num_blocks")
+    assert_refused(
+        launcher, 1, "max_model_len=128 needs 4 KV blocks, there are 2", "MiB are missing"
+    )
+    assert "Lower --max_model_len, or raise --num_blocks" in launcher.output
 
 
 @pytest.mark.parametrize(
@@ -156,6 +184,10 @@ def test_too_few_blocks_for_one_sequence_are_refused(launch: Launch, llama_folde
         ({"intermediate_size": 33}, ["--tensor_parallel_size=2"], "intermediate_size=33"),
         ({"intermediate_size": 33}, ["--dtype=bfloat16"], "intermediate_size=33"),
         ({"head_dim": 12}, [], "head_dim=12"),
+        ({}, ["--dtype=float16"], "--dtype=float16: the CPU kernels take"),
+        ({}, ["--kv_cache_dtype=float16"], "--kv_cache_dtype=float16: the CPU kernels take"),
+        ({}, ["--sliding_window=8"], "--sliding_window=8: this model's layers have no window"),
+        ({"model_type": "new", "auto_map": {}}, ["--trust_remote_code"], "(auto_map), which is"),
     ],
 )
 def test_a_shape_that_is_not_computed_is_refused(
@@ -198,7 +230,7 @@ def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path)
         (["--address=/a/b"], "--address=/a/b: unix:/path or host:port is wanted"),
         (["--address=unix:/no/such/folder/a.sock"], "/no/such/folder: No such file"),
         (["--address=0.0.0.0:8471"], "give --advertise"),
-        (["--address=127.0.0.1:1", "--sliding_window=8"], "not supported yet"),
+        (["--address=127.0.0.1:1", "--sliding_window=8"], "--sliding_window=8: the fake model"),
         (["--address=127.0.0.1:1", "--kernels=reference"], "--kernels=reference: the fake model"),
         (["--address=127.0.0.1:1", "--quantization=int8"], "--quantization=int8: the fake model"),
         (["--address=127.0.0.1:1", "--quantization=int4"], "invalid choice: 'int4'"),

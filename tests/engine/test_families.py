@@ -58,7 +58,7 @@ def runner_of(
     placement = tiny_placement(traits, kernels, shards)
     params = place_params(
         placement,
-        lambda name: parts[name].take(tensors.__getitem__),
+        lambda name: parts[name].take(lambda tensor, index: tensors[tensor][index]),
         np.float32,
         MAX_MODEL_LEN,
     )

@@ -108,7 +108,7 @@ def test_a_matrix_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
     tensors = tiny_tensors(traits)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: NaN or infinity"):
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN"):
         load_params(tmp_path, tiny_placement(traits), np.float32, MAX_MODEL_LEN, "int8")
 
 

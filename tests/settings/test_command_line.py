@@ -172,7 +172,7 @@ def test_an_unset_method_is_left_to_the_launcher() -> None:
     assert serve("--worker-distributed-method=thread").worker_distributed_method == "thread"
 
 
-API_FLAGS = ("--tokenizer=./t", "--served_model_name=name", "--tokenizer_mode=auto")
+API_FLAGS = ("--tokenizer=./t", "--served_model_name=name", "--tokenizer_mode=slow")
 
 
 @pytest.mark.parametrize("flag", API_FLAGS)

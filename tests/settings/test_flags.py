@@ -32,7 +32,8 @@ DEFAULTS: dict[str, Any] = {
 
 SAMPLES: dict[str, tuple[str, Any]] = {
     "model": ("org/name", "org/name"), "tokenizer": ("./t", "./t"),
-    "tokenizer_mode": ("auto", "auto"), "load_format": ("dummy", "dummy"),
+    "tokenizer_mode": ("slow", "slow"), "sliding_window": ("4096", 4096),
+    "generation_config": ("ignore", "ignore"), "load_format": ("dummy", "dummy"),
     "max_model_len": ("2048", 2048), "seed": ("18446744073709551615", 2**64 - 1),
     "num_hosts": ("1", 1), "disagg_topo": ("3,1", "3,1"), "data_parallel_size": ("1", 1),
     "tensor_parallel_size": ("4", 4), "kv_cache_dtype": ("bfloat16", "bfloat16"),
@@ -113,9 +114,6 @@ def test_the_last_of_several_values_counts() -> None:
 @pytest.mark.parametrize(
     ("argument", "shown"),
     [
-        ("--tokenizer_mode=slow", "--tokenizer_mode=slow"),
-        ("--trust-remote-code", "--trust_remote_code=true"),
-        ("--sliding_window=4096", "--sliding_window=4096"),
         ("--no-enable-jit", "--enable_jit=false"),
         ("--enable_prefix_cache_hbm", "--enable_prefix_cache_hbm=true"),
         ("--enable_chunked_prefill=true", "--enable_chunked_prefill=true"),

@@ -39,6 +39,7 @@ class CpuKernels:
     def check(
         self, dtype: np.dtype, *, heads: int, kv_heads: int, head_dim: int, hidden: int, ffn: int
     ) -> None:
+        _check_dtype("--dtype", dtype)
         attending.check_heads(heads, kv_heads, head_dim)
         for name, width in (("hidden_size", hidden), ("intermediate_size", ffn)):
             if dtype == jnp.bfloat16 and width % 2:
@@ -47,6 +48,7 @@ class CpuKernels:
                 )
 
     def pool_dtype(self, dtype: Any) -> np.dtype:
+        _check_dtype("--kv_cache_dtype", jnp.dtype(dtype))
         return jnp.dtype(dtype)
 
     def settle(self, array: jax.Array) -> None:
@@ -79,8 +81,15 @@ class CpuKernels:
     copy_blocks = staticmethod(kv.copy_blocks)
 
 
+def _check_dtype(flag: str, dtype: np.dtype) -> None:
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        raise UnsupportedShape(f"{flag}={dtype}: the CPU kernels take float32 and bfloat16")
+
+
 def _packed_by_shard(
     pack: Callable[[np.ndarray], np.ndarray], weight: np.ndarray, shards: int
 ) -> np.ndarray:
     """Panels of each shard's outputs by themselves, so that no panel lies on two shards."""
+    if shards == 1:
+        return pack(weight)
     return np.concatenate([pack(part) for part in np.split(weight, shards)])
