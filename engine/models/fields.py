@@ -69,6 +69,13 @@ class Fields:
             raise UnsupportedModel(f"config.json: {name} is not a list of {layers} items")
         return value[:layers]
 
+    def layers(self, name: str) -> list[int] | None:
+        """A list of numbers of layers, or None where there is none."""
+        value = self._raw.get(name)
+        if value is not None and not isinstance(value, list):
+            raise UnsupportedModel(f"config.json: {name} is not a list of layers")
+        return value
+
     def part(self, name: str) -> Fields | None:
         """The object `name`, or None where there is none."""
         value = self._raw.get(name)

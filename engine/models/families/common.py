@@ -78,6 +78,15 @@ def activation_of(fields: Fields, name: str, default: str) -> Activation:
     return found
 
 
+def experts_of(fields: Fields, count: int, default: int | None = None) -> tuple[int, int]:
+    """(experts of a layer, those that see each token)."""
+    name = "num_experts_per_tok"
+    top_k = fields.integer(name) if default is None else fields.integer(name, default)
+    if top_k > count:
+        raise UnsupportedModel(f"config.json: {name}={top_k} of {count} experts")
+    return count, top_k
+
+
 def layer_types_of(fields: Fields, default: list[str], supported: tuple[str, ...]) -> list[str]:
     """Each layer's attention as `layer_types` names it, or the `default`."""
     types = fields.per_layer("layer_types", len(default)) or default

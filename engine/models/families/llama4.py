@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.families.common import head_dim_of, layer_types_of, llama_like
+from engine.models.families.common import experts_of, head_dim_of, layer_types_of, llama_like
 from engine.models.families.llama import rotated_layers
 from engine.models.fields import Fields
 from engine.models.rope_fields import rope_of
@@ -30,10 +30,10 @@ def llama4(fields: Fields) -> Traits:
     chunk = fields.integer_or_none("attention_chunk_size", 8192)
     default = [_CHUNKED if turned and chunk else _FULL for turned in rotated]
     types = layer_types_of(fields, default, (_CHUNKED, _FULL))
-    routed = fields.raw("moe_layers")
+    routed = fields.layers("moe_layers")
     if routed is None:
         step = fields.integer("interleave_moe_layer_step", 1)
-        routed = range(step - 1, layers, step)
+        routed = [*range(step - 1, layers, step)]
     normed = fields.flag("use_qk_norm", True)
     temperature = None
     if fields.flag("attn_temperature_tuning", True):
@@ -59,8 +59,7 @@ def llama4(fields: Fields) -> Traits:
         ),
         head_norm_weights=False,
         experts=Experts(
-            count=fields.integer("num_local_experts", 16),
-            top_k=fields.integer("num_experts_per_tok", 1),
+            *experts_of(fields, fields.integer("num_local_experts", 16), 1),
             ffn=width,
             scores="sigmoid",
             normed=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.families.common import head_dim_of, llama_like
+from engine.models.families.common import experts_of, head_dim_of, llama_like
 from engine.models.fields import Fields
 from engine.models.rope_fields import rope_of
 from engine.models.stored import Stored, renamed
@@ -30,8 +30,7 @@ def mixtral(fields: Fields) -> Traits:
         ropes=(rope_of(fields, head_dim_of(fields), theta=1e6),),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         experts=Experts(
-            count=fields.integer("num_local_experts", 8),
-            top_k=fields.integer("num_experts_per_tok", 2),
+            *experts_of(fields, fields.integer("num_local_experts", 8), 2),
             ffn=fields.integer("intermediate_size"),
         ),
         stored=Stored(_MIXTRAL_NAMES),

@@ -7,6 +7,7 @@ import dataclasses
 from engine.models.families.common import (
     FULL,
     SLIDING,
+    experts_of,
     layer_types_of,
     llama_like,
     windowed_kinds,
@@ -27,7 +28,7 @@ def qwen3(fields: Fields) -> Traits:
 def qwen3_moe(fields: Fields) -> Traits:
     layers = fields.integer("num_hidden_layers")
     step = fields.integer("decoder_sparse_step", 1)
-    dense = fields.raw("mlp_only_layers") or []
+    dense = fields.layers("mlp_only_layers") or []
     window = fields.integer_or_none("sliding_window", 4096)
     if not fields.flag("use_sliding_window", False):
         window = None
@@ -42,8 +43,7 @@ def qwen3_moe(fields: Fields) -> Traits:
             for layer in range(layers)
         ),
         experts=Experts(
-            count=fields.integer("num_experts"),
-            top_k=fields.integer("num_experts_per_tok"),
+            *experts_of(fields, fields.integer("num_experts")),
             ffn=fields.integer("moe_intermediate_size"),
             normed=fields.flag("norm_topk_prob", False),
         ),
