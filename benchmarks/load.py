@@ -34,7 +34,7 @@ from checkpoint.weights import INDEX_FILE, open_weights
 from settings.config import GIB
 
 MIB = 2**20
-SLACK_BYTES = 64 * MIB
+SLACK_BYTES = 32 * MIB
 """What threads, the allocator and jax take beside, whatever the model's size."""
 SHARDS = 3
 ROUNDS = 3

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoint.errors import CheckpointError
+from checkpoint.host_array import empty_pages
 from checkpoint.weights import WeightFiles
 
 PIECE_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class TensorReader:
         """
         info = self._files.info(name)
         first, shape, rest = _one_piece(info.shape, index)
-        part = np.empty(shape, info.dtype)
+        part = empty_pages(shape, info.dtype)
         flat = part.reshape(-1)
 
         def read(begin: int, end: int) -> None:
@@ -94,7 +95,7 @@ def cast(tensor: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """
     if tensor.dtype == dtype:
         return tensor
-    result = np.empty(tensor.shape, dtype)
+    result = empty_pages(tensor.shape, dtype)
     source, target = np.ascontiguousarray(tensor).reshape(-1), result.reshape(-1)
     for first in range(0, source.size, CAST_ELEMENTS):
         piece = target[first : first + CAST_ELEMENTS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
+
+from checkpoint.host_array import empty_pages
 
 
 class MemoryGate:
@@ -78,7 +79,7 @@ class _HostStack:
         self._sharding = sharding
         indices = sharding.addressable_devices_indices_map(shape)
         shard_shape = sharding.shard_shape(shape)
-        self._shards = {device: _huge_pages(shard_shape, dtype) for device in indices}
+        self._shards = {device: empty_pages(shard_shape, dtype) for device in indices}
         self._slices = {
             device: index[stacked:] for device, index in indices.items() if index is not None
         }
@@ -116,15 +117,3 @@ class _DeviceStack:
 def _set(stack: Array, place: tuple[Any, ...], value: Array) -> Array:
     start = (*place, *(0,) * value.ndim)
     return lax.dynamic_update_slice(stack, value.reshape((1,) * len(place) + value.shape), start)
-
-
-def _huge_pages(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array on pages of its own: aligned, so that jax reads it where it lies.
-
-    Huge ones where the system has them: fewer faults when it is filled, and at each step.
-    """
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = mmap.mmap(-1, max(size, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 21:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)

@@ -166,9 +166,10 @@ class Decoder:
         live = step.batch.num_tokens
         h, weight, index, total = result
         if h is not None:
-            if total is None and self.axis is None and not self.traits.post_norms:
+            alone = total is None and self.axis is None
+            if alone and not self.traits.post_norms:
                 return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
-            (product,) = self.kernels.linear(h, (weight,), index, live, wide=True)
+            (product,) = self.kernels.linear(h, (weight,), index, live, wide=not alone)
             total = product if total is None else product + total
         if self.axis is not None:
             total = lax.psum(total, self.axis)

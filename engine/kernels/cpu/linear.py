@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax import Array
 
+from checkpoint.host_array import empty_pages
 from engine.kernels.cpu.native import absent, target
 from engine.kernels.interface import Activation, Linear, UnsupportedShape
 from engine.kernels.quantized import Quantized, dequantize
@@ -40,7 +41,7 @@ def pack_linear(weight: np.ndarray) -> np.ndarray:
     # What lies together moves together: a value, or a pair.
     steps = np.ascontiguousarray(weight).view(np.uint32 if pairs else weight.dtype)
     whole, rest = divmod(features, PANEL)
-    packed = np.empty((whole + bool(rest), steps.shape[1], PANEL), steps.dtype)
+    packed = empty_pages((whole + bool(rest), steps.shape[1], PANEL), steps.dtype)
     packed[:whole] = steps[: features - rest].reshape(whole, PANEL, steps.shape[1]).swapaxes(1, 2)
     if rest:
         packed[whole, :, :rest] = steps[features - rest :].T
