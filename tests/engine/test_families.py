@@ -21,7 +21,7 @@ from engine.models.weights import stored_parts
 from engine.placing import place_params
 from engine.plan import BatchRow
 from engine.types import AttemptId, Role, SequenceId
-from tests.engine.helpers import hand_over, output_of, request, run
+from tests.engine.helpers import deltas_of, hand_over, output_of, request, run
 from tests.engine.tiny import CHUNK_TOKENS, make_runner, tiny_engine, tiny_placement
 from tests.golden.family_models import (
     MAX_MODEL_LEN,
@@ -129,6 +129,22 @@ def test_answers_are_those_of_transformers(variant: str) -> None:
 def test_shards_and_hand_overs_change_nothing(variant: str, kernels: str, shards: int) -> None:
     check_colocated(variant, kernels, shards)
     check_handed_over(variant, kernels, shards, 1)
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "llama4", "qwen3_moe"])
+def test_neighbours_in_a_batch_change_no_bit(variant: str) -> None:
+    runner = cached_runner(variant, "cpu", 1, Role.PREFILL)
+    prompts = [tuple(each["prompt"]) for each in golden(variant)[1]]
+
+    def answers(*numbers: int) -> list[Any]:
+        engine = tiny_engine(runner, VOCAB, **LIMITS)
+        for number in numbers:
+            sampling = GREEDY | {"max_tokens": 8, "top_logprobs": 5}
+            engine.submit(Add(request(str(number), prompts[number], **sampling)))
+        events = run(engine)
+        return [deltas_of(events, str(number)) for number in numbers]
+
+    assert answers(0, 1) == answers(0) + answers(1)
 
 
 @pytest.mark.full
