@@ -70,7 +70,8 @@ def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position / wavelengths
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama 4 blends none: both factors are 1.
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else turns >= low
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 

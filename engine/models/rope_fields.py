@@ -58,9 +58,9 @@ def scaling_of(scaling: Fields, fields: Fields, width: int) -> Scaling | None:
 
 def _llama3(scaling: Fields) -> Llama3Scaling:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if high <= low:
+    if high < low:
         raise UnsupportedModel(
-            f"config.json: high_freq_factor={high} is not above low_freq_factor={low}"
+            f"config.json: high_freq_factor={high} is below low_freq_factor={low}"
         )
     return Llama3Scaling(scaling.number("factor"), low, high, scaling.integer(_ORIGINAL))
 

@@ -90,6 +90,13 @@ def test_layers_without_positions() -> None:
     assert [kind.rope for kind in traits_of(listed).kinds] == [0, None, None, 0, 0]
 
 
+@pytest.mark.parametrize(("said", "tuned"), [({}, True), (True, True), (4, True), (False, False)])
+def test_whether_temperatures_are_tuned(said: Any, tuned: bool) -> None:
+    config = VARIANTS["llama4"] | ({} if said == {} else {"attn_temperature_tuning": said})
+    kinds = traits_of(config).kinds
+    assert [kind.temperature is not None for kind in kinds] == [False, False, False, tuned]
+
+
 def test_which_layers_have_experts() -> None:
     moe = VARIANTS["qwen3_moe"]
     assert [kind.experts for kind in traits_of(moe).kinds] == [True, False, True]

@@ -108,6 +108,14 @@ def test_llama3_frequencies() -> None:
     assert kinds == {"fast", "blended", "slow"}
 
 
+def test_llama3_frequencies_without_a_blend() -> None:
+    """Llama 4's: a wave of at most the original length is kept, a longer one stretched."""
+    plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    (rope,) = tiny_traits(head_dim=16, rope_scaling=LLAMA3 | {"high_freq_factor": 1.0}).ropes
+    wanted = np.where(2 * math.pi / plain > 32, plain / 8.0, plain)
+    np.testing.assert_allclose(inverse_frequencies(rope, 9), wanted, rtol=1e-6)
+
+
 def test_the_table_of_angles() -> None:
     (rope,) = tiny_traits(head_dim=8).ropes
     table = rope_angles(rope, 50)
@@ -202,8 +210,8 @@ def test_both_spellings_of_rope(
             "original_max_position_embeddings=3.5 is not a positive integer",
         ),
         (
-            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-            "high_freq_factor=1.0 is not above low_freq_factor=1.0",
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}},
+            "high_freq_factor=0.5 is below low_freq_factor=1.0",
         ),
     ],
 )

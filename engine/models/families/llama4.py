@@ -36,7 +36,8 @@ def llama4(fields: Fields) -> Traits:
         routed = [*range(step - 1, layers, step)]
     normed = fields.flag("use_qk_norm", True)
     temperature = None
-    if fields.flag("attn_temperature_tuning", True):
+    # Scout's releases say 4, and mean true.
+    if fields.raw("attn_temperature_tuning") not in (False, 0):
         temperature = Temperature(
             fields.number("floor_scale", 8192), fields.number("attn_scale", 0.1)
         )
