@@ -114,7 +114,7 @@ class _Bench:
         self._read = reading(float(256 * MIB))
         rows, into, out = FLOOR_MATMUL
         rng = np.random.default_rng(0)
-        kind = runner._params["final_norm"].dtype
+        kind = runner._params["q"].matrix.dtype
         x = rng.standard_normal((rows, into), np.float32).astype(kind)
         weight = rng.standard_normal((out, into), np.float32).astype(kind)
         self._matmul = library_matmul(x, weight, 4, threads)

@@ -7,19 +7,20 @@ that weights and KV come from memory, not from a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax import lax
 
+from benchmarks.expert_cases import EXPERTS, experts
 from benchmarks.kernel_floors import (
     COLD_BYTES,
+    DTYPES,
     MIB,
+    Case,
     Run,
     copying,
     library_matmul,
@@ -41,29 +42,6 @@ from engine.types import AttemptId, SamplingParams, SequenceId
 BLOCK_SIZE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One kernel at one shape.
-
-    Attributes:
-        floor: what limits it: "memory" (one read of its bytes), "matmul" (the best library's
-            matmul of the same shape) or "memcpy" (of as many bytes).
-        target: the least share of the floor's speed; None is not checked.
-        amount: bytes, or floating-point operations where the floor is a matmul.
-        kernel, baseline, reference: take the time that `amount` takes them.
-    """
-
-    name: str
-    dtype: str
-    floor: str
-    target: float | None
-    amount: float
-    kernel: Run
-    baseline: Run
-    reference: Run | None
-
-
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # (in, out): the demo model's and an 8B model's.
 MATMULS = ((576, 576), (576, 1536), (1536, 576), (4096, 4096), (4096, 14336))
 # (rows, context, query heads, KV heads, head_dim)
@@ -98,6 +76,8 @@ def _builders(dtype: str, threads: int) -> Iterator[tuple[str, Callable[[str], C
                 f"linear {rows} x {into} -> {out} int8",
                 partial(_linear, dtype, rows, into, out, threads, target, "int8"),
             )
+    for rows in (1, 512):
+        yield f"experts {rows} x {EXPERTS}", partial(experts, dtype, rows, threads)
     for decode in DECODES:
         rows, context, heads, kv_heads, width = decode
         yield (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import lax
 
@@ -21,8 +23,31 @@ READ_BYTES = 256 * MIB
 """Read once to measure the memory's bandwidth; far more than any cache holds."""
 COLD_BYTES = 96 * MIB
 """What a case walks over before it sees the same bytes again; more than a cache holds."""
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Seconds = float
 Run = Callable[[], Seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel at one shape.
+
+    Attributes:
+        floor: what limits it: "memory" (one read of its bytes), "matmul" (the best library's
+            matmul of the same shape) or "memcpy" (of as many bytes).
+        target: the least share of the floor's speed; None is not checked.
+        amount: bytes, or floating-point operations where the floor is a matmul.
+        kernel, baseline, reference: take the time that `amount` takes them.
+    """
+
+    name: str
+    dtype: str
+    floor: str
+    target: float | None
+    amount: float
+    kernel: Run
+    baseline: Run
+    reference: Run | None
 
 
 def reading(amount: float) -> Run:

@@ -34,7 +34,7 @@ from benchmarks.kv_by_hand import ByHand
 from benchmarks.kv_peer import CHUNK_TOKENS, HEADS, LAYERS, LAYOUT, WIDTH, tokens_of
 from engine.jax_runner import JaxRunner, PoolSpec
 from engine.kernels.choose import choose_kernels
-from engine.models.traits import Traits
+from engine.models.traits import LayerKind, Rope, Traits
 from engine.placing import plan_placement
 from engine.plan import ExportKV, ImportKV, StepPlan
 from engine.sharding import make_mesh, sharding_of
@@ -55,9 +55,8 @@ BLOCK_SIZE = 32
 _SPARE_BLOCKS = 8
 """Of each pool, which the KV leaves free."""
 _MODEL = Traits(
-    hidden=64, layers=LAYERS, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH, ffn=64, vocab=2,
-    norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, tied=True, qkv_bias=False,
-    output_bias=False, mlp_bias=False,
+    hidden=64, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH, ffn=64, vocab=2, norm_eps=1e-5,
+    kinds=(LayerKind(),) * LAYERS, ropes=(Rope(1e4, WIDTH),), score_scale=1.0, tied=True,
 )  # fmt: skip
 """One that has such KV; it computes nothing here."""
 

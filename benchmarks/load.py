@@ -117,17 +117,13 @@ def _folder(given: Path | None) -> Iterator[Path]:
 def write_checkpoint(folder: Path, gib: float) -> int:
     """Write a Llama checkpoint of about `gib` in shards; returns the bytes of its tensors."""
     from engine.models.families import traits_of
-    from engine.models.weights import declare_weights
+    from engine.models.weights import stored_parts
 
     config = _CONFIG | (_SMALL if gib < _SMALL_GIB else {})
 
     def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
         traits = traits_of(config | {"num_hidden_layers": layers})
-        return {
-            name: weight.shape
-            for weight in declare_weights(traits).values()
-            for name in weight.source_names(layers)
-        }
+        return {part.tensor: part.shape for part in stored_parts(traits).values()}
 
     one, two = (2 * sum(map(math.prod, shapes_of(layers).values())) for layers in (1, 2))
     layers = 1 + max(0, round((gib * GIB - one) / (two - one)))

@@ -14,6 +14,11 @@ GENERATION_FILE = "generation_config.json"
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+_UNSAID: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"vocab_size": 262208, "max_position_embeddings": 131072},
+}
+"""What releases leave out of config.json, as transformers fills it in."""
+
 T = TypeVar("T", str, int, float, bool, list, dict)
 
 
@@ -64,6 +69,7 @@ def read_config(folder: Path, generation_config: str = "auto") -> CheckpointConf
     # A model of text and images says in text_config what its text part is.
     text = raw.get("text_config")
     values = raw | text if isinstance(text, dict) else raw
+    values = _UNSAID.get(str(values.get("model_type")), {}) | values
 
     vocab_size = _positive(values, "vocab_size", path)
     eos_ids = dict.fromkeys(_eos_ids(generation, generation_path) + _eos_ids(values, path))

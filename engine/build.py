@@ -167,6 +167,7 @@ def _build_jax(
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
     from engine.model_choices import choose_dtype, with_flags
+    from engine.models.rope import has_long_factors
 
     devices = _devices(config.tensor_parallel_size, first_device)
     platform = devices[0].platform
@@ -221,6 +222,8 @@ def _build_jax(
         len(devices),
     )
     numerics = f"{dtype}, KV {kv_dtype}, quantization {model.quantization}"
+    if has_long_factors(traits, max_model_len):
+        numerics += ", long rope factors"
     fingerprint = loading.fingerprint(checkpoint.raw, numerics, source)
     return BuiltEngine(
         Engine(Scheduler(limits, pool), runner),
@@ -289,7 +292,7 @@ def _step_bytes(shard: Any, shapes: Any, limits: Limits, token_bytes: int) -> in
         tokens=max(shape.tokens for shape in shapes),
         rows=max(shape.seqs for shape in shapes),
         slots=limits.max_seqs,
-        width=4 * shard.hidden + 2 * attention + 3 * shard.ffn,
+        width=4 * shard.hidden + 2 * attention + 3 * shard.mlp_width,
         vocab=shard.vocab,
         chunk_bytes=max(CHUNK_BYTES, 2 * token_bytes),
     )

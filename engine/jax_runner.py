@@ -91,7 +91,7 @@ class JaxRunner:
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
         self._compiles = CompileCounter()
-        self._programs = StepPrograms(placement, params, params["final_norm"].dtype, self._dtype)
+        self._programs = StepPrograms(placement, params, placement.dtype, self._dtype)
 
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from checkpoint.errors import CheckpointError
 from checkpoint.tensor_reader import TensorReader
 from checkpoint.weights import WeightFiles, open_weights
 from engine.models.decoder import Params
+from engine.models.stored import Index, Part, in_checkpoint, is_superfluous
 from engine.models.traits import Traits
-from engine.models.weights import IGNORED_SUFFIXES, Weight, declare_weights
+from engine.models.weights import declare_weights, stored_parts
 from engine.placing import Placement, ReadTensor, place_params
 from settings.config import GIB
 from telemetry.progress import byte_progress
@@ -61,14 +62,25 @@ def load_params(
             or infinity; names it.
     """
     files = open_weights(folder)
-    wanted = _check_names(declare_weights(placement.traits), files, folder, placement.traits)
-    size = sum(files.info(name).nbytes for name in wanted)
+    parts = stored_parts(placement.traits)
+    spelled = in_checkpoint(files.names)
+    _check_names(parts, spelled, files, folder, placement.traits)
+    size = sum(
+        part.elements * files.info(spelled(part.tensor)).dtype.itemsize for part in parts.values()
+    )
     began = time.monotonic()
     with (
         byte_progress(size, "weights", log) as on_bytes,
         TensorReader(files, on_bytes) as reader,
     ):
-        params = place_params(placement, reader.read, dtype, positions, quantization)
+
+        def read_part(tensor: str, index: Index) -> np.ndarray:
+            return reader.read(spelled(tensor), index)
+
+        def read(name: str) -> np.ndarray:
+            return parts[name].take(read_part)
+
+        params = place_params(placement, read, dtype, positions, quantization)
         jax.block_until_ready(params)
     seconds = time.monotonic() - began
     placed = sum(array.nbytes for array in jax.tree.leaves(params))
@@ -93,7 +105,7 @@ def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:
     declared = {
         name: weight
         for weight in declare_weights(traits).values()
-        for name in weight.source_names(traits.layers)
+        for name in weight.source_names()
     }
 
     def read(name: str) -> np.ndarray:
@@ -107,29 +119,31 @@ def dummy_tensors(traits: Traits, seed: int) -> ReadTensor:
 
 
 def _check_names(
-    declared: Mapping[str, Weight], files: WeightFiles, folder: Path, traits: Traits
-) -> Collection[str]:
-    """The names of the tensors to load; every one is there, of the right shape."""
-    wanted = {name: w for w in declared.values() for name in w.source_names(traits.layers)}
+    parts: Mapping[str, Part],
+    spelled: Callable[[str], str],
+    files: WeightFiles,
+    folder: Path,
+    traits: Traits,
+) -> None:
+    """Every tensor to load is there, of the right shape, and no other."""
+    wanted = {spelled(part.tensor): part.shape for part in parts.values()}
     found = files.names
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} weights are missing: {_some(missing)}")
-    left_over = {n for n in found.keys() - wanted.keys() if not n.endswith(IGNORED_SUFFIXES)}
+    left_over = {name for name in found.keys() - wanted.keys() if not is_superfluous(name)}
     if traits.tied:
-        left_over.discard("lm_head.weight")  # some tied checkpoints store it as well
+        left_over.discard(spelled("lm_head.weight"))  # some tied checkpoints store it as well
     if left_over:
         raise CheckpointError(
             f"{folder}: {len(left_over)} weights are left over, the model has no place for "
             f"them: {_some(sorted(left_over))}"
         )
-    for name, weight in wanted.items():
-        if found[name].shape != weight.shape:
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
             raise CheckpointError(
-                f"{folder}: {name} has shape {found[name].shape}, "
-                f"config.json makes it {weight.shape}"
+                f"{folder}: {name} has shape {found[name].shape}, config.json makes it {shape}"
             )
-    return wanted.keys()
 
 
 def _some(names: list[str]) -> str:

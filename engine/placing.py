@@ -21,7 +21,7 @@ from engine.kernels.quantized import Quantized, quantize
 from engine.layer_stack import LayerStack, MemoryGate
 from engine.models.decoder import Params
 from engine.models.heads import NO_HEAD, HeadLayout, UnsupportedParallelism, lay_out_heads
-from engine.models.rope import rope_angles
+from engine.models.rope import query_scales, rope_angles
 from engine.models.traits import Traits
 from engine.models.weights import Kind, Weight, bias_of, declare_weights
 from engine.sharding import TABLE, sharding_of
@@ -46,6 +46,7 @@ class Placement:
         traits: of the whole model.
         shard: what one device computes of it.
         heads: which head lies where.
+        dtype: of the activations.
     """
 
     mesh: Mesh
@@ -53,6 +54,7 @@ class Placement:
     traits: Traits
     shard: Traits
     heads: HeadLayout
+    dtype: np.dtype
 
     @property
     def shards(self) -> int:
@@ -78,21 +80,41 @@ def plan_placement(traits: Traits, kernels: Kernels, mesh: Mesh, dtype: Any) -> 
     """
     shards = mesh.size
     heads = lay_out_heads(traits.heads, traits.kv_heads, shards)
-    if traits.ffn % shards:
-        raise UnsupportedParallelism(
-            f"--tensor_parallel_size={shards} does not divide intermediate_size={traits.ffn}"
-        )
+    for field, width in mlp_widths(traits).items():
+        if width % shards:
+            raise UnsupportedParallelism(
+                f"--tensor_parallel_size={shards} does not divide {field}={width}"
+            )
+    experts = traits.experts and dataclasses.replace(
+        traits.experts,
+        ffn=traits.experts.ffn // shards,
+        shared_ffn=traits.experts.shared_ffn and traits.experts.shared_ffn // shards,
+    )
     shard = dataclasses.replace(
         traits,
         heads=len(heads.q) // shards,
         kv_heads=len(heads.kv) // shards,
         ffn=traits.ffn // shards,
+        experts=experts,
     )
-    kernels.check(
-        np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
-        hidden=shard.hidden, ffn=shard.ffn,
-    )  # fmt: skip
-    return Placement(mesh, kernels, traits, shard, heads)
+    for width in mlp_widths(shard).values():
+        kernels.check(
+            np.dtype(dtype), heads=shard.heads, kv_heads=shard.kv_heads, head_dim=shard.head_dim,
+            hidden=shard.hidden, ffn=width,
+        )  # fmt: skip
+    return Placement(mesh, kernels, traits, shard, heads, np.dtype(dtype))
+
+
+def mlp_widths(traits: Traits) -> dict[str, int]:
+    """The widths of a model's MLPs, by what a person may know them as."""
+    widths = {}
+    if not all(kind.experts for kind in traits.kinds):
+        widths["intermediate_size"] = traits.ffn
+    if (experts := traits.experts) is not None:
+        widths["the experts' intermediate_size"] = experts.ffn
+        if experts.shared_ffn is not None:
+            widths["the shared expert's intermediate_size"] = experts.shared_ffn
+    return widths
 
 
 def place_params(
@@ -119,15 +141,26 @@ def place_params(
         gate = MemoryGate(largest)
         placer = _Placer(placement, read, dtype, quantization == "int8", packers, gate)
         for name, weight in declared.items():
-            if weight.kind in (Kind.LINEAR, Kind.HEAD):
+            if weight.kind in (Kind.LINEAR, Kind.ROUTER, Kind.HEAD):
                 params[name] = placer.linear(weight, declared.get(bias_of(name)))
             elif weight.kind is not Kind.BIAS:
                 params[name] = placer.plain(weight)
-    angles = rope_angles(placement.traits, positions)
-    params["angles"] = jax.device_put(angles, sharding_of(("position", "head_dim"), placement.mesh))
+    params |= _position_tables(placement, positions)
     for array in jax.tree.leaves(jax.block_until_ready(params)):
         placement.kernels.settle(array)
     return params
+
+
+def _position_tables(placement: Placement, positions: int) -> Params:
+    """The angles of each of the model's rotary embeddings, and the scales of its queries."""
+    traits, mesh = placement.traits, placement.mesh
+    by_position = sharding_of(("position", "head_dim"), mesh)
+    angles = (rope_angles(rope, positions) for rope in traits.ropes)
+    tables: Params = {"angles": tuple(jax.device_put(each, by_position) for each in angles)}
+    for temperature in {kind.temperature for kind in traits.kinds} - {None}:
+        scales = query_scales(temperature, positions)
+        tables["query_scales"] = jax.device_put(scales, sharding_of(("position",), mesh))
+    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +221,23 @@ class _Placer:
         axes: Axes,
         scale_axes: Axes = (),
     ) -> Any:
-        """[layers, ...] on the devices; axes are those of one layer."""
-        names = weight.source_names(self.placement.traits.layers)
+        """[*weight.stack, ...] on the devices; axes are those of one tensor."""
+        names, stacked = weight.source_names(), ("layer", "expert")[: len(weight.stack)]
         first = self._packed(weight, names[0], pack)
         stacks = [
-            LayerStack((len(names),), part.shape, part.dtype, self._sharding(("layer", *part_axes)))
+            LayerStack(weight.stack, part.shape, part.dtype, self._sharding((*stacked, *part_axes)))
             for part, part_axes in zip(_parts(first), (axes, scale_axes), strict=False)
         ]
+        places = list(np.ndindex(*weight.stack))
 
-        def put(layer: int, matrix: Matrix) -> None:
+        def put(index: int, matrix: Matrix) -> None:
             for stack, part in zip(stacks, _parts(matrix), strict=True):
-                stack.put((layer,), part)
+                stack.put(places[index], part)
 
-        def load(layer: int) -> None:
+        def load(index: int) -> None:
             # As read and converted, or converted and packed: two copies at once.
             with self.gate.hold(2 * math.prod(weight.shape) * self.dtype.itemsize):
-                put(layer, self._packed(weight, names[layer], pack))
+                put(index, self._packed(weight, names[index], pack))
 
         put(0, first)
         del first
@@ -239,7 +273,8 @@ class _Placer:
             if quantized:
                 matrix = quantize(self._arrange(weight, self.read(name)), self.dtype)
                 return Quantized(pack(matrix.values), matrix.scales, matrix.dtype)
-            return pack(self._arrange(weight, cast(self.read(name), self.dtype)))
+            dtype = np.dtype(np.float32) if weight.wide else self.dtype
+            return pack(self._arrange(weight, cast(self.read(name), dtype)))
         except NotFinite as error:
             raise CheckpointError(f"{name}: {error}") from error
 

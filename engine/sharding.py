@@ -19,6 +19,7 @@ TABLE: dict[str | None, str | None] = {
     "kv_heads": MODEL_AXIS,
     "head_dim": None,
     "ffn": MODEL_AXIS,
+    "expert": None,  # every shard has a slice of each
     "blocks": None,
     "block": None,
     "position": None,

@@ -43,8 +43,8 @@ MOVES_ARRAYS = {"kvtransfer.array_transfer"}
 MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
-        "kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps", "kv_device",
-        "kv_by_hand", "load",
+        "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
+        "kv_device", "kv_by_hand", "load",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
@@ -52,7 +52,7 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports",
+        "runner", "exports", "models.families", "models.weights",
     )
 }  # fmt: skip
 

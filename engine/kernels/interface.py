@@ -13,7 +13,7 @@ parallelism shards the heads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -67,6 +67,33 @@ class AttentionSpec:
     chunk: int | None = None
 
 
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gated MLP: x * sigmoid(x), or GELU by its tanh formula (`gelu_pytorch_tanh`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """How the experts of a token are chosen and weighed by their scores, one per expert.
+
+    Attributes:
+        top_k: experts of a token: those of the highest scores, of equal ones the lower ids.
+        gate: what makes a weight of a score: "softmax" over all experts, or "sigmoid" of it alone.
+        normalized: a token's weights are divided by their sum. With softmax that is the same as
+            a softmax over the chosen experts only.
+    """
+
+    top_k: int
+    gate: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True
+
+
+class Routing(NamedTuple):
+    """The experts of each token: int32 [T, top_k] ids and their float32 [T, top_k] weights."""
+
+    experts: Any
+    weights: Any
+
+
 class Kernels(Protocol):
     """One platform's implementation, chosen once at start. Stateless."""
 
@@ -114,7 +141,16 @@ class Kernels(Protocol):
         """[T, hidden]: rows `tokens` [T] of a packed head, in the dtype of the activations."""
 
     def rms_norm(self, x: Any, weight: Any, layer: Any, live: Any, eps: float) -> Any:
-        """Root mean square norm of x [T, hidden] in float32, times weight [layers, hidden]."""
+        """Root mean square norm of x [T, hidden] in float32, times weight [layers, hidden].
+
+        The weight is float32 or of the dtype of x: Gemma's 1 + w would not fit into bfloat16.
+        """
+
+    def head_norm(self, x: Any, weight: Any, layer: Any, live: Any, eps: float) -> Any:
+        """`rms_norm` of each head of x [T, heads, head_dim] by itself.
+
+        One weight [layers, head_dim] for all heads, or None: times nothing.
+        """
 
     def linear(
         self,
@@ -131,17 +167,66 @@ class Kernels(Protocol):
         the one result. A quantized weight's scales multiply the sums, before the bias.
         """
 
-    def gated_linear(self, x: Any, gate: Linear, up: Linear, layer: Any, live: Any) -> Any:
-        """silu(x gate) * (x up): [T, features] in x.dtype; the product is taken in float32."""
+    def gated_linear(
+        self,
+        x: Any,
+        gate: Linear,
+        up: Linear,
+        layer: Any,
+        live: Any,
+        activation: Activation = "silu",
+    ) -> Any:
+        """activation(x gate) * (x up): [T, features] in x.dtype; the product is of float32."""
 
-    def logits(self, hidden: Any, head: Linear, live: Any) -> Any:
-        """float32 [S, features] from hidden [S, hidden]."""
+    def route(self, x: Any, router: Linear, layer: Any, live: Any, spec: RoutingSpec) -> Routing:
+        """The experts of each row of x [T, hidden], whose scores are x times `router`, in float32.
+
+        The features of `router` are the experts, all of them on every shard.
+        """
+
+    def experts(
+        self,
+        x: Any,
+        routing: Routing,
+        gate: Linear,
+        up: Linear,
+        down: Linear,
+        layer: Any,
+        live: Any,
+        activation: Activation = "silu",
+        weigh_inputs: bool = False,
+    ) -> Any:
+        """The gated MLPs of each token's experts, weighed and summed: float32 [T, hidden].
+
+        Costs as much as the routed rows do; a weight to which no live row is routed is not read.
+        A token's experts are added up in the order of their ids.
+
+        Every shard holds an equal slice of every expert's MLP, as of a dense one, so that shards
+        have equal work whichever experts are chosen. Their results are parts of a sum, in
+        float32 because it is to be rounded once.
+
+        Args:
+            x: [T, hidden].
+            gate, up, down: matrices [layers, experts, ...], each as `pack_linear` made it of
+                [ffn, hidden], [ffn, hidden] and [hidden, ffn]; scales of quantized ones and biases
+                are [layers, experts, features].
+            weigh_inputs: the weights multiply the experts' inputs, rounded to x.dtype, and not
+                their outputs (Llama 4).
+        """
+
+    def logits(self, hidden: Any, head: Linear, live: Any, soft_cap: float | None = None) -> Any:
+        """float32 [S, features] from hidden [S, hidden].
+
+        With a soft cap: soft_cap * tanh(logit / soft_cap).
+        """
 
     def rotate(self, q: Any, k: Any, angles: Any, positions: Any, live: Any) -> tuple[Any, Any]:
         """Rotary embedding of q [T, heads, head_dim] and k [T, kv_heads, head_dim].
 
-        angles is float32 [positions, head_dim]: cosines of the head_dim / 2 angles, then
-        their sines. Pairs are (i, i + head_dim / 2), Hugging Face's order.
+        angles is float32 [positions, width]: cosines of the width / 2 angles, then their sines.
+        Pairs are (i, i + width / 2), Hugging Face's order; what a head has beyond `width` passes
+        as it is. A model whose pairs are (2 i, 2 i + 1) is loaded with the outputs of its q and k
+        reordered, which leaves every score as it was; layers of other angles bring another table.
         """
 
     def write_kv(

@@ -6,18 +6,41 @@ Runs on each device's shard of the model; what the shards have in parts is summe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from engine.kernels.batch import Batch, positions_and_slots
-from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
+from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear, RoutingSpec
 from engine.kernels.quantized import take_rows
-from engine.models.traits import Traits
+from engine.models.layers import Segment, segments_of
+from engine.models.traits import LayerKind, Traits
 
-Params = dict[str, Any]  # Array, Quantized or Linear
+Params = dict[str, Any]  # Array, Quantized or Linear; tuples of tables
+
+
+class _Step(NamedTuple):
+    """What all layers of one step share."""
+
+    params: Params
+    batch: Batch
+    positions: Array
+    slots: Array
+
+
+class _Result(NamedTuple):
+    """What attention or an MLP ends with on one shard: `h` times `weight`, plus `routed`.
+
+    `routed` is float32 [T, hidden], of routed experts. One of them may be missing.
+    """
+
+    h: Array | None
+    weight: Linear | None
+    index: Array
+    routed: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +48,7 @@ class Decoder:
     """One shard's computation.
 
     Attributes:
-        traits: of the shard: its heads, its part of the MLP; the whole vocabulary.
+        traits: of the shard: its heads, its part of the MLPs; the whole vocabulary.
         kernels: what computes it.
         axis: the mesh axis that the shards lie on; None where there is one shard.
     """
@@ -43,57 +66,117 @@ class Decoder:
             hidden [S, hidden]: the state of each row's last token, normed for `logits`;
             and the pools.
         """
-        t, ops, live = self.traits, self.kernels, batch.num_tokens
+        t = self.traits
         blocks, block_size = pools.k.shape[1:3]
         positions, slots = positions_and_slots(batch, block_size, blocks * block_size)
-        spec = AttentionSpec(scale=t.head_dim**-0.5)
         with jax.named_scope("embed"):
             x = self._embed(params, batch.tokens)  # [T, hidden]
-        total = x.shape[0]
-
-        def layer(carry: tuple[Array, KVPools], index: Array) -> tuple[tuple[Array, KVPools], None]:
-            x, pools = carry
-            with jax.named_scope("qkv"):
-                h = ops.rms_norm(x, params["attention_norm"], index, live, t.norm_eps)
-                weights = (params["q"], params["k"], params["v"])
-                q, k, v = ops.linear(h, weights, index, live)
-                q = q.reshape(total, t.heads, t.head_dim)
-                k = k.reshape(total, t.kv_heads, t.head_dim)
-                v = v.reshape(total, t.kv_heads, t.head_dim)
-                q, k = ops.rotate(q, k, params["angles"], positions, live)
-            with jax.named_scope("attention"):
-                pools = ops.write_kv(pools, index, slots, k, v, live)
-                mixed = ops.attention(q, pools, index, batch, spec)
-                mixed = mixed.reshape(total, t.heads * t.head_dim)
-                x = self._add_parts(x, mixed, params["o"], index, live)
-            with jax.named_scope("mlp"):
-                h = ops.rms_norm(x, params["mlp_norm"], index, live, t.norm_eps)
-                h = ops.gated_linear(h, params["gate"], params["up"], index, live)
-                x = self._add_parts(x, h, params["down"], index, live)
-            return (x, pools), None
-
-        layers = jnp.arange(t.layers, dtype=jnp.int32)
-        (x, pools), _ = lax.scan(layer, (x, pools), layers)
+        step = _Step(params, batch, positions, slots)
+        for segment in segments_of(t.kinds):
+            unit = partial(self._unit, step, segment)
+            repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
+            (x, pools), _ = lax.scan(unit, (x, pools), repeats)
         last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
-        first_layer = jnp.int32(0)
-        hidden = ops.rms_norm(last, params["final_norm"], first_layer, batch.num_rows, t.norm_eps)
+        hidden = self._norm(last, params["final_norm"], jnp.int32(0), batch.num_rows)
         return hidden, pools
 
     def logits(self, params: Params, hidden: Array, live: Array) -> Array:
         """float32 [S, vocab] from normed hidden states [S, hidden], the first `live` rows."""
         with jax.named_scope("logits"):
-            own = self.kernels.logits(hidden, params["head"], live)
+            cap = self.traits.logit_soft_cap
+            own = self.kernels.logits(hidden, params["head"], live, cap)
             if self.axis is None:
                 return own
             return lax.all_gather(own, self.axis, axis=1, tiled=True)[:, : self.traits.vocab]
 
-    def _add_parts(self, x: Array, h: Array, weight: Linear, index: Array, live: Array) -> Array:
-        """x plus h times a weight whose inputs lie on all shards."""
-        if self.axis is None:
-            return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
-        (part,) = self.kernels.linear(h, (weight,), index, live, wide=True)
+    # ---- layers ----
+
+    def _unit(
+        self, step: _Step, segment: Segment, carry: tuple[Array, KVPools], repeat: Array
+    ) -> tuple[tuple[Array, KVPools], None]:
+        """One repeat of a segment's layers."""
+        x, pools = carry
+        params, live = step.params, step.batch.num_tokens
+        routed = [kind.experts for kind in self.traits.kinds]
+        for place, kind in enumerate(segment.kinds):
+            first = segment.first + place
+            layer = first + repeat * len(segment.kinds)
+            with jax.named_scope("attention"):
+                mixed, pools = self._attention(step, x, pools, kind, layer)
+                x = self._add(step, x, mixed, "attention_post_norm", layer)
+            with jax.named_scope("mlp"):
+                h = self._norm(x, params["mlp_norm"], layer, live)
+                # Experts lie apart from MLPs, each for those layers alone that have them.
+                each = sum(other.experts == kind.experts for other in segment.kinds)
+                own = routed[:first].count(kind.experts) + repeat * each
+                result = (self._experts if kind.experts else self._mlp)(step, h, own)
+                x = self._add(step, x, result, "mlp_post_norm", layer)
+        return (x, pools), None
+
+    def _attention(
+        self, step: _Step, x: Array, pools: KVPools, kind: LayerKind, layer: Array
+    ) -> tuple[_Result, KVPools]:
+        t, ops, params, live = self.traits, self.kernels, step.params, step.batch.num_tokens
+        total = x.shape[0]
+        h = self._norm(x, params["attention_norm"], layer, live)
+        q, k, v = ops.linear(h, (params["q"], params["k"], params["v"]), layer, live)
+        q = q.reshape(total, t.heads, t.head_dim)
+        k = k.reshape(total, t.kv_heads, t.head_dim)
+        v = v.reshape(total, t.kv_heads, t.head_dim)
+        if kind.head_norm:
+            q = ops.head_norm(q, params.get("q_norm"), layer, live, t.norm_eps)
+            k = ops.head_norm(k, params.get("k_norm"), layer, live, t.norm_eps)
+        if kind.rope is not None:
+            q, k = ops.rotate(q, k, params["angles"][kind.rope], step.positions, live)
+        if kind.temperature is not None:
+            scales = params["query_scales"][step.positions][:, None, None]
+            q = (q.astype(jnp.float32) * scales).astype(q.dtype)
+        pools = ops.write_kv(pools, layer, step.slots, k, v, live)
+        spec = AttentionSpec(t.score_scale, t.attention_soft_cap, kind.window, kind.chunk)
+        mixed = ops.attention(q, pools, layer, step.batch, spec)
+        return _Result(mixed.reshape(total, t.heads * t.head_dim), params["o"], layer), pools
+
+    def _mlp(self, step: _Step, h: Array, index: Array, name: str = "") -> _Result:
+        """The gated MLP `index`, or of experts that all tokens share."""
+        params, live = step.params, step.batch.num_tokens
+        gate, up, down = (params[name + part] for part in ("gate", "up", "down"))
+        h = self.kernels.gated_linear(h, gate, up, index, live, self.traits.activation)
+        return _Result(h, down, index)
+
+    def _experts(self, step: _Step, h: Array, index: Array) -> _Result:
+        experts, params, live = self.traits.experts, step.params, step.batch.num_tokens
+        assert experts is not None
+        spec = RoutingSpec(experts.top_k, experts.scores, experts.normed)
+        routing = self.kernels.route(h, params["router"], index, live, spec)
+        gate, up, down = (params[f"expert_{part}"] for part in ("gate", "up", "down"))
+        routed = self.kernels.experts(
+            h, routing, gate, up, down, index, live, self.traits.activation, experts.scale_input
+        )
+        if experts.shared_ffn is None:
+            return _Result(None, None, index, routed)
+        return self._mlp(step, h, index, "shared_")._replace(routed=routed)
+
+    # ---- parts ----
+
+    def _norm(self, x: Array, weight: Array, layer: Array, live: Array) -> Array:
+        return self.kernels.rms_norm(x, weight, layer, live, self.traits.norm_eps)
+
+    def _add(self, step: _Step, x: Array, result: _Result, post_norm: str, layer: Array) -> Array:
+        """x plus a result whose inputs lie on all shards, normed before if the model does so."""
+        live = step.batch.num_tokens
+        h, weight, index, total = result
+        if h is not None:
+            alone = total is None and self.axis is None
+            if alone and not self.traits.post_norms:
+                return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
+            (product,) = self.kernels.linear(h, (weight,), index, live, wide=not alone)
+            total = product if total is None else product + total
+        if self.axis is not None:
+            total = lax.psum(total, self.axis)
+        if self.traits.post_norms:
+            return x + self._norm(total.astype(x.dtype), step.params[post_norm], layer, live)
         # Rounded once, as on one device.
-        return (x.astype(jnp.float32) + lax.psum(part, self.axis)).astype(x.dtype)
+        return (x.astype(jnp.float32) + total).astype(x.dtype)
 
     def _embed(self, params: Params, tokens: Array) -> Array:
         """[T, hidden]; the vocabulary lies on all shards."""
@@ -104,7 +187,11 @@ class Decoder:
             return self.kernels.embed(head, own) if table is None else take_rows(table, own)
 
         if self.axis is None:
-            return rows(tokens)
-        own = tokens - lax.axis_index(self.axis) * size
-        here = (own >= 0) & (own < size)
-        return lax.psum(jnp.where(here[:, None], rows(jnp.where(here, own, 0)), 0), self.axis)
+            x = rows(tokens)
+        else:
+            own = tokens - lax.axis_index(self.axis) * size
+            here = (own >= 0) & (own < size)
+            found = jnp.where(here[:, None], rows(jnp.where(here, own, 0)), 0)
+            x = lax.psum(found, self.axis)
+        scale = self.traits.embedding_scale
+        return x if scale is None else x * jnp.asarray(scale, x.dtype)

@@ -31,25 +31,34 @@ class HeadLayout:
 def lay_out_heads(heads: int, kv_heads: int, shards: int) -> HeadLayout:
     """Divide `heads` query heads and `kv_heads` KV heads among `shards`.
 
-    A query head is on the shard of its KV head. Fewer KV heads than shards are replicated.
-    Where neither divides the other, heads of zeros fill up: they cost memory and time, so at
-    most a third may be added.
+    A query head is on the shard of its KV head. KV heads are replicated where one is wanted on
+    several shards, each with its part of the query heads. Where that does not divide, heads of
+    zeros fill up: they cost time, so at most a third may be added to the query heads.
 
     Raises:
         UnsupportedParallelism: the heads cannot be divided so.
     """
     group = heads // kv_heads
-    every = tuple(range(heads))
-    if kv_heads % shards == 0:
-        return HeadLayout(every, tuple(range(kv_heads)))
-    if shards % kv_heads == 0 and heads % shards == 0:
-        return HeadLayout(every, tuple(place * kv_heads // shards for place in range(shards)))
-    padded = -(-kv_heads // shards) * shards
-    if (padded - kv_heads) * 3 > kv_heads:
-        raise UnsupportedParallelism(
-            f"--tensor_parallel_size={shards} does not divide {heads} query heads and "
-            f"{kv_heads} KV heads: {padded - kv_heads} empty KV heads would be needed, at most "
-            f"{kv_heads // 3} are allowed"
-        )
-    empty = (NO_HEAD,) * (padded - kv_heads)
-    return HeadLayout(every + empty * group, (*range(kv_heads), *empty))
+    # The fewest KV heads on a shard, as they take up the pool; then the fewest query heads.
+    for per_shard in range(-(-kv_heads // shards), kv_heads + 1):
+        places = per_shard * shards
+        for queries in range(1, group + 1):
+            replicas = -(-group // queries)
+            if replicas * kv_heads <= places and places * queries * 3 <= heads * 4:
+                return _fill(heads, kv_heads, places, queries, replicas)
+    raise UnsupportedParallelism(
+        f"--tensor_parallel_size={shards} does not divide {heads} query heads and {kv_heads} KV "
+        f"heads: more than {heads // 3} empty query heads would be needed"
+    )
+
+
+def _fill(heads: int, kv_heads: int, places: int, queries: int, replicas: int) -> HeadLayout:
+    """`places` KV heads with `queries` query heads each, as many empty ones as are left over."""
+    group = heads // kv_heads
+    q: list[int] = []
+    for head in range(kv_heads):
+        own = [*range(head * group, (head + 1) * group)]
+        q += own + [NO_HEAD] * (replicas * queries - group)
+    kv = [head for head in range(kv_heads) for _ in range(replicas)]
+    q += [NO_HEAD] * (places * queries - len(q))
+    return HeadLayout(tuple(q), (*kv, *[NO_HEAD] * (places - len(kv))))

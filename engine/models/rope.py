@@ -6,28 +6,62 @@ import math
 
 import numpy as np
 
-from engine.models.traits import Llama3Scaling, Traits
+from engine.models.traits import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    Temperature,
+    Traits,
+    YarnScaling,
+)
 
 
-def rope_angles(traits: Traits, positions: int) -> np.ndarray:
-    """float32 [positions, head_dim]: cosines of each position's angles, then their sines.
+def rope_angles(rope: Rope, positions: int) -> np.ndarray:
+    """float32 [positions, rope.width]: cosines of each position's angles, then their sines.
 
-    A table, so that a token is rotated by the same bits in every program.
+    A table, so that a token is rotated by the same bits in every program. `positions` is the
+    longest sequence, by which LongRoPE chooses its factors.
     """
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(traits)
-    wide = angles.astype(np.float64)
-    return np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
+    waves = inverse_frequencies(rope, positions)
+    wide = (np.arange(positions, dtype=np.float32)[:, None] * waves).astype(np.float64)
+    table = np.concatenate([np.cos(wide), np.sin(wide)], axis=1)
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+        table *= rope.scaling.attention_factor
+    return table.astype(np.float32)
 
 
-def inverse_frequencies(traits: Traits) -> np.ndarray:
-    """float32 [head_dim / 2]."""
-    exponents = np.arange(0, traits.head_dim, 2, dtype=np.float64) / traits.head_dim
-    frequencies = traits.rope_theta**-exponents
-    scaling = traits.rope_scaling
-    if isinstance(scaling, Llama3Scaling):
-        frequencies = _llama3(frequencies, scaling)
-    elif scaling is not None:
-        frequencies = frequencies / scaling
+def has_long_factors(traits: Traits, positions: int) -> bool:
+    """Whether sequences of up to `positions` take LongRoPE's long factors: KV that does not mix
+    with that of short ones."""
+    scalings = (rope.scaling for rope in traits.ropes)
+    return any(isinstance(s, LongRopeScaling) and _is_long(s, positions) for s in scalings)
+
+
+def _is_long(scaling: LongRopeScaling, positions: int) -> bool:
+    return positions > scaling.original_max_position
+
+
+def query_scales(temperature: Temperature, positions: int) -> np.ndarray:
+    """float32 [positions]: what multiplies the queries; a table for the same reason."""
+    steps = np.floor((np.arange(positions) + 1) / temperature.floor)
+    return (1 + temperature.scale * np.log1p(steps)).astype(np.float32)
+
+
+def inverse_frequencies(rope: Rope, positions: int) -> np.ndarray:
+    """float32 [rope.width / 2], for sequences of up to `positions`."""
+    exponents = np.arange(0, rope.width, 2, dtype=np.float64) / rope.width
+    frequencies = rope.theta**-exponents
+    match rope.scaling:
+        case LinearScaling(factor):
+            frequencies = frequencies / factor
+        case Llama3Scaling() as scaling:
+            frequencies = _llama3(frequencies, scaling)
+        case YarnScaling() as scaling:
+            frequencies = _yarn(frequencies, rope, scaling)
+        case LongRopeScaling() as scaling:
+            long = _is_long(scaling, positions)
+            frequencies = frequencies / (scaling.long_factors if long else scaling.short_factors)
     return frequencies.astype(np.float32)
 
 
@@ -36,5 +70,22 @@ def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position / wavelengths
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama 4 blends none: both factors are 1.
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else turns >= low
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+
+
+def _yarn(frequencies: np.ndarray, rope: Rope, scaling: YarnScaling) -> np.ndarray:
+    """The same, blended over the dimensions between `beta_fast` and `beta_slow` turns."""
+
+    def dimension(turns: float) -> float:
+        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+        return rope.width * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.width - 1)
+    span = last - first or 0.001
+    stretched = np.clip((np.arange(rope.width // 2) - first) / span, 0.0, 1.0)
+    return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

@@ -1,19 +1,36 @@
-"""Every difference between models, decided here from `config.json` alone."""
+"""What the one decoder computes: every difference between models, as plain values.
+
+engine.models.families makes them from a `config.json`; nothing else decides by model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Literal
+
+from engine.models.stored import STANDARD, Stored
+
+if TYPE_CHECKING:  # it loads jax, which a table of models does not need
+    from engine.kernels.interface import Activation
 
 
 class UnsupportedModel(ValueError):
     """The configuration asks for something this engine does not compute."""
 
 
+# ---- rotary embeddings ----
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions are divided by `factor`."""
+
+    factor: float
+
+
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's rope scaling (Hugging Face rope_type "llama3")."""
+    """Llama 3.1's: slow waves are stretched, fast ones kept, those between blended."""
 
     factor: float
     low_freq_factor: float
@@ -22,135 +39,161 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023).
+
+    Attributes:
+        beta_fast, beta_slow: turns within the original length from which on a wave is kept, and
+            up to which it is stretched by `factor`.
+        attention_factor: multiplies cosines and sines.
+        truncate: the bounds between the waves are rounded outwards to whole dimensions.
+    """
+
+    factor: float
+    original_max_position: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024): each wave has a factor of its own.
+
+    `long_factors` hold for models that serve more than `original_max_position` tokens, else
+    `short_factors`. transformers chooses by the length of each sequence; here it is chosen once,
+    as KV that was computed by one set is wrong beside the other. `attention_factor` multiplies
+    cosines and sines.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embeddings.
+
+    Attributes:
+        theta: base of the waves' lengths.
+        width: leading dimensions of a head that are turned; even.
+        scaling: None for waves as `theta` makes them.
+    """
+
+    theta: float
+    width: int
+    scaling: Scaling | None = None
+
+
+# ---- layers ----
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow with their position p: by 1 + scale * log(1 + floor((p + 1) / floor))."""
+
+    floor: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What differs from layer to layer.
+
+    Attributes:
+        rope: which of `Traits.ropes`; None leaves queries and keys as they are.
+        window, chunk: as in engine.kernels.interface.AttentionSpec.
+        head_norm: queries and keys are normed, each head by itself, before they are rotated.
+        temperature: None for queries of one scale.
+        experts: the MLP is one of routed experts.
+    """
+
+    rope: int | None = 0
+    window: int | None = None
+    chunk: int | None = None
+    head_norm: bool = False
+    temperature: Temperature | None = None
+    experts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The MLPs that a router chooses from.
+
+    Attributes:
+        count: experts of a layer; `top_k` of them see each token.
+        ffn: width of each.
+        scores: "softmax" over all experts; "sigmoid" of each chosen one's own score.
+        normed: the chosen experts' scores are divided by their sum.
+        scale_input: scores multiply what the experts see, not what they answer.
+        shared_ffn: width of an MLP that sees every token beside them; None where there is none.
+    """
+
+    count: int
+    top_k: int
+    ffn: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normed: bool = True
+    scale_input: bool = False
+    shared_ffn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
-    """What the one decoder computes.
+    """A model, or one shard of it.
 
     Attributes:
         heads, kv_heads: query and key/value heads; kv_heads divides heads.
         head_dim: width of one head; may differ from hidden / heads.
-        ffn: width of the gated MLP.
-        rope_scaling: None for plain rotary embeddings, else a factor (linear) or
-            Llama 3's scaling.
+        ffn: width of the gated MLP of the layers without experts.
+        kinds: each layer's kind.
+        ropes: the rotary embeddings that the layers choose from.
+        score_scale: multiplies the attention scores.
+        attention_soft_cap, logit_soft_cap: see AttentionSpec; the same for the logits.
+        post_norms: the results of attention and MLP are normed before they are added.
+        head_norm_weights: the norms of heads have weights.
+        embedding_scale: multiplies the embedding, rounded to the activations' dtype; None is 1.
+        experts: None where no layer has any.
         tied: the output projection is the embedding.
+        stored: how its checkpoints keep the weights.
     """
 
     hidden: int
-    layers: int
     heads: int
     kv_heads: int
     head_dim: int
     ffn: int
     vocab: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: float | Llama3Scaling | None
+    kinds: tuple[LayerKind, ...]
+    ropes: tuple[Rope, ...]
+    score_scale: float
     tied: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    post_norms: bool = False
+    head_norm_weights: bool = True
+    embedding_scale: float | None = None
+    experts: Experts | None = None
+    stored: Stored = STANDARD
 
+    @property
+    def layers(self) -> int:
+        return len(self.kinds)
 
-_REQUIRED = object()
-
-
-class Fields:
-    """Typed access to config.json that names the field in its errors."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-
-    def integer(self, name: str, default: Any = _REQUIRED) -> int:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModel(f"config.json: {name}={value!r} is not a positive integer")
-        return value
-
-    def number(self, name: str, default: Any = _REQUIRED) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UnsupportedModel(f"config.json: {name}={value!r} is not a positive number")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise UnsupportedModel(f"config.json: {name}={value!r} is not true or false")
-        return value
-
-    def raw(self, name: str) -> Any:
-        return self._raw.get(name)
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self._raw.get(name)
-        if value is None:
-            if default is _REQUIRED:
-                raise UnsupportedModel(f"config.json: the field {name!r} is missing")
-            return default
-        return value
-
-
-def _rope(config: Fields) -> tuple[float, float | Llama3Scaling | None]:
-    """(theta, scaling) from either spelling: rope_parameters, or rope_theta + rope_scaling."""
-    parameters = config.raw("rope_parameters") or {}
-    scaling = config.raw("rope_scaling") or parameters
-    if not isinstance(parameters, dict) or not isinstance(scaling, dict):
-        raise UnsupportedModel("config.json: rope_parameters or rope_scaling is not an object")
-    theta = Fields(parameters).number("rope_theta", config.raw("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    fields = Fields(scaling)
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, fields.number("factor")
-    if kind == "llama3":
-        low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-        if high <= low:
-            raise UnsupportedModel(
-                f"config.json: high_freq_factor={high} is not above low_freq_factor={low}"
-            )
-        original = fields.integer("original_max_position_embeddings")
-        return theta, Llama3Scaling(fields.number("factor"), low, high, original)
-    raise UnsupportedModel(
-        f"config.json: rope_type={kind!r} is not supported (supported: default, linear, llama3)"
-    )
-
-
-def llama(config: Fields) -> Traits:
-    """The traits of a Llama."""
-    if (activation := config.raw("hidden_act") or "silu") not in ("silu", "swish"):
-        raise UnsupportedModel(f"config.json: hidden_act={activation!r} is not silu")
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise UnsupportedModel(
-            f"config.json: num_key_value_heads={kv_heads} does not divide "
-            f"num_attention_heads={heads}"
-        )
-    if config.raw("head_dim") is None and hidden % heads:
-        raise UnsupportedModel(
-            f"config.json: num_attention_heads={heads} does not divide hidden_size={hidden}, "
-            "and head_dim is missing"
-        )
-    head_dim = config.integer("head_dim", hidden // heads)
-    if head_dim % 2:
-        raise UnsupportedModel(
-            f"config.json: head_dim={head_dim} is odd, rotary embeddings turn pairs"
-        )
-    theta, scaling = _rope(config)
-    attention_bias = config.flag("attention_bias", False)
-    return Traits(
-        hidden=hidden,
-        layers=config.integer("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=config.integer("intermediate_size"),
-        vocab=config.integer("vocab_size"),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tied=config.flag("tie_word_embeddings", False),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", False),
-    )
+    @property
+    def mlp_width(self) -> int:
+        """Widths of all MLPs that one token sees in one layer; the largest of any."""
+        dense = [0 if kind.experts else self.ffn for kind in self.kinds]
+        e = self.experts
+        return max(*dense, e.top_k * e.ffn + (e.shared_ffn or 0) if e else 0)

@@ -86,6 +86,12 @@ def test_a_model_of_text_and_images_has_its_facts_inside(tmp_path: Path) -> None
     assert (config.dtype, config.eos_token_ids, config.raw) == ("float16", (7,), outer)
 
 
+def test_what_gemma_3_leaves_unsaid(tmp_path: Path) -> None:
+    outer = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    config = read_config(write(tmp_path, outer))
+    assert (config.vocab_size, config.max_position_embeddings) == (262208, 131072)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

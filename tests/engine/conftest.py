@@ -1,4 +1,4 @@
-"""The switches of the CPU kernels."""
+"""The implementations of the kernels, and the switches of the CPU's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
+from engine.kernels.choose import choose_kernels
 from engine.kernels.cpu.native import NoNativeKernels, load
+from engine.kernels.interface import Kernels
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +22,26 @@ def native() -> Iterator[ModuleType]:
     yield module
     module.use_instruction_set(module.instruction_sets()[0])
     module.limit_threads(0)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["reference", "amx", "avx512bf16", "avx512", "avx2", "amx_emulated"],
+)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Every implementation: the CPU's with each instruction set that runs here."""
+    if request.param == "reference":
+        return choose_kernels("cpu", "reference")
+    native: ModuleType = request.getfixturevalue("native")
+    if request.param not in (*native.instruction_sets(), "amx_emulated"):
+        pytest.skip(f"this processor does not run {request.param}")
+    native.use_instruction_set(request.param)
+    return choose_kernels("cpu", "cpu")
+
+
+@pytest.fixture(scope="module")
+def cpu(kernels: Kernels) -> Kernels:
+    """Those of `kernels` that are bit for bit independent of the batch."""
+    if kernels.name == "reference":
+        pytest.skip("the reference promises no bits")
+    return kernels

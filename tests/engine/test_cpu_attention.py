@@ -219,9 +219,10 @@ def test_rotate_turns_pairs(
             np.testing.assert_allclose(after, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_rotate_needs_no_copy() -> None:
+@pytest.mark.parametrize("width", [16, 12])
+def test_rotate_needs_no_copy(width: int) -> None:
     x = jnp.ones((5, 2, 16))
-    operands = (x + 1, x + 2, np.ones((8, 16), np.float32), np.arange(5, dtype=np.int32), 5)
+    operands = (x + 1, x + 2, np.ones((8, width), np.float32), np.arange(5, dtype=np.int32), 5)
     before = [array.unsafe_buffer_pointer() for array in operands[:2]]
     after = jax.jit(rotate, donate_argnums=(0, 1))(*operands)
     assert [array.unsafe_buffer_pointer() for array in after] == before
@@ -294,3 +295,10 @@ def test_rotate_reads_no_angle_that_is_not_there(
     x, angles = np.ones((2, 1, 16), np.float32), np.ones((8, 16), np.float32)
     with pytest.raises(REFUSED, match=f"INVALID_ARGUMENT.*{complaint}"):
         jax.block_until_ready(rotate(x, x, angles, np.array(positions, np.int32), live))
+
+
+@pytest.mark.parametrize("width", [18, 15])
+def test_rotate_refuses_angles_that_no_head_has(width: int) -> None:
+    x, angles = np.ones((2, 1, 16), np.float32), np.ones((8, width), np.float32)
+    with pytest.raises(REFUSED, match=r"INVALID_ARGUMENT.*width even and at most head_dim"):
+        jax.block_until_ready(rotate(x, x, angles, np.zeros(2, np.int32), 2))

@@ -184,6 +184,7 @@ def test_rows_do_not_depend_on_their_batch(dtype: np.dtype, inputs: int) -> None
     x = rows_of(0, 300, inputs, dtype)
     residual = normal(1, (300, 290), dtype)
     gate, up = (packed(matrices(seed, 290, inputs, dtype)) for seed in (2, 3))
+    head = Linear(up.matrix[0], None, 290)
 
     def every_kind(x: Any, residual: Any) -> tuple[Any, ...]:
         live = x.shape[0]
@@ -191,13 +192,15 @@ def test_rows_do_not_depend_on_their_batch(dtype: np.dtype, inputs: int) -> None
             *cpu.linear(x, (gate, up), 1, live),
             *cpu.linear(x, (up,), 0, live, residual),
             cpu.gated_linear(x, gate, up, 1, live),
+            cpu.gated_linear(x, gate, up, 0, live, "gelu_tanh"),
+            cpu.logits(x, head, live, soft_cap=2.0),
         )
 
     compiled = jax.jit(every_kind)
 
     def bits_of(rows: slice) -> np.ndarray:
         results = compiled(x[rows], residual[rows])
-        return np.stack([np.asarray(result).view(np.uint8) for result in results], axis=1)
+        return np.concatenate([np.asarray(result).view(np.uint8) for result in results], axis=1)
 
     for isa in ISAS:
         NATIVE.use_instruction_set(isa)
@@ -327,6 +330,7 @@ def test_linear_refuses_wrong_operands(change: dict[str, Any], message: str) -> 
         ({"up": Linear(WEIGHT.matrix[:1], None, 40), "layer": 1}, "layer is out of range of up"),
         ({"up": Linear(WEIGHT.matrix, X, 40)}, "the bias of up must be"),
         ({"live": 4}, "live is out of range"),
+        ({"activation": "relu"}, "there is no activation relu"),
     ],
 )
 def test_gated_linear_refuses_wrong_operands(change: dict[str, Any], message: str) -> None:

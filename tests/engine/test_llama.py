@@ -14,7 +14,15 @@ from engine.events import Add
 from engine.loading import load_params
 from engine.models.families import traits_of
 from engine.models.rope import inverse_frequencies, rope_angles
-from engine.models.traits import Llama3Scaling, Traits, UnsupportedModel
+from engine.models.traits import (
+    LayerKind,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    Scaling,
+    Traits,
+    UnsupportedModel,
+)
 from engine.types import MAX_TOP_LOGPROBS, Role
 from tests.engine.helpers import deltas_of, request, run
 from tests.engine.tiny import (
@@ -72,17 +80,18 @@ def test_answers_are_those_of_transformers(variant: str, kernels: str) -> None:
 
 def test_plain_and_linear_frequencies() -> None:
     wanted = [10000.0 ** (-2 * i / 8) for i in range(4)]
-    np.testing.assert_allclose(inverse_frequencies(tiny_traits(head_dim=8)), wanted, rtol=1e-6)
-    linear = tiny_traits(head_dim=8, rope_scaling={"type": "linear", "factor": 4})
-    np.testing.assert_allclose(inverse_frequencies(linear), np.array(wanted) / 4, rtol=1e-6)
-    assert inverse_frequencies(linear).dtype == np.float32
+    (plain,) = tiny_traits(head_dim=8).ropes
+    np.testing.assert_allclose(inverse_frequencies(plain, 9), wanted, rtol=1e-6)
+    (linear,) = tiny_traits(head_dim=8, rope_scaling={"type": "linear", "factor": 4}).ropes
+    np.testing.assert_allclose(inverse_frequencies(linear, 9), np.array(wanted) / 4, rtol=1e-6)
+    assert inverse_frequencies(linear, 9).dtype == np.float32
 
 
 def test_llama3_frequencies() -> None:
     """Slow, blended and fast waves, one by one as the Llama 3.1 release computes them."""
-    traits = tiny_traits(head_dim=16, rope_scaling=LLAMA3)
+    (rope,) = tiny_traits(head_dim=16, rope_scaling=LLAMA3).ropes
     kinds = set()
-    for i, found in enumerate(inverse_frequencies(traits)):
+    for i, found in enumerate(inverse_frequencies(rope, 9)):
         plain = 10000.0 ** (-2 * i / 16)
         wavelength = 2 * math.pi / plain
         if wavelength < 32 / 4.0:
@@ -99,10 +108,18 @@ def test_llama3_frequencies() -> None:
     assert kinds == {"fast", "blended", "slow"}
 
 
+def test_llama3_frequencies_without_a_blend() -> None:
+    """Llama 4's: a wave of at most the original length is kept, a longer one stretched."""
+    plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    (rope,) = tiny_traits(head_dim=16, rope_scaling=LLAMA3 | {"high_freq_factor": 1.0}).ropes
+    wanted = np.where(2 * math.pi / plain > 32, plain / 8.0, plain)
+    np.testing.assert_allclose(inverse_frequencies(rope, 9), wanted, rtol=1e-6)
+
+
 def test_the_table_of_angles() -> None:
-    traits = tiny_traits(head_dim=8)
-    table = rope_angles(traits, 50)
-    angles = np.arange(50)[:, None] * inverse_frequencies(traits).astype(np.float64)
+    (rope,) = tiny_traits(head_dim=8).ropes
+    table = rope_angles(rope, 50)
+    angles = np.arange(50)[:, None] * inverse_frequencies(rope, 50).astype(np.float64)
     assert table.shape == (50, 8)
     assert table.dtype == np.float32
     np.testing.assert_allclose(table[:, :4], np.cos(angles), atol=1e-5)
@@ -121,9 +138,8 @@ def test_traits_of_a_minimal_config() -> None:
         rms_norm_eps=None,
     )
     assert traits_of(minimal) == Traits(
-        hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=48, vocab=97, norm_eps=1e-6,
-        rope_theta=10000.0, rope_scaling=None, tied=False, qkv_bias=False, output_bias=False,
-        mlp_bias=False,
+        hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=48, vocab=97, norm_eps=1e-6,
+        kinds=(LayerKind(), LayerKind()), ropes=(Rope(10000.0, 16),), score_scale=0.25, tied=False,
     )  # fmt: skip
 
 
@@ -132,7 +148,11 @@ def test_traits_of_a_minimal_config() -> None:
     [
         ({"rope_theta": 5e5}, 5e5, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, 7.0, None),
-        ({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2}}, 5.0, 2.0),
+        (
+            {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2}},
+            5.0,
+            LinearScaling(2.0),
+        ),
         ({"rope_theta": 5.0, "rope_scaling": LLAMA3}, 5.0, Llama3Scaling(8.0, 1.0, 4.0, 32)),
         (
             {"rope_theta": None, "rope_parameters": LLAMA3 | {"rope_theta": 9.0}},
@@ -142,20 +162,22 @@ def test_traits_of_a_minimal_config() -> None:
     ],
 )
 def test_both_spellings_of_rope(
-    fields: dict[str, Any], theta: float, scaling: float | Llama3Scaling | None
+    fields: dict[str, Any], theta: float, scaling: Scaling | None
 ) -> None:
-    traits = traits_of(changed(CONFIG, **fields))
-    assert (traits.rope_theta, traits.rope_scaling) == (theta, scaling)
+    assert traits_of(changed(CONFIG, **fields)).ropes == (Rope(theta, 16, scaling),)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         ({"model_type": None}, "model_type=None is not supported"),
-        ({"model_type": "gpt9"}, r"model_type='gpt9' is not supported \(supported: llama\)"),
+        (
+            {"model_type": "gpt9"},
+            r"model_type='gpt9' is not supported \(supported: gemma, .*llama, .*smollm3\)",
+        ),
         ({"model_type": ["llama"]}, "model_type=.* is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not silu"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"hidden_size": None}, "the field 'hidden_size' is missing"),
         ({"num_hidden_layers": None}, "the field 'num_hidden_layers' is missing"),
         ({"num_attention_heads": None}, "the field 'num_attention_heads' is missing"),
@@ -175,8 +197,8 @@ def test_both_spellings_of_rope(
         ({"hidden_size": 33}, "num_attention_heads=4 does not divide hidden_size=33"),
         ({"hidden_size": 36}, "head_dim=9 is odd"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
-        ({"rope_scaling": [1]}, "rope_parameters or rope_scaling is not an object"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_type='yarn' is not supported"),
+        ({"rope_scaling": [1]}, "rope_scaling is not an object"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_type='dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "the field 'factor' is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0 is not a positive number"),
         (
@@ -188,8 +210,8 @@ def test_both_spellings_of_rope(
             "original_max_position_embeddings=3.5 is not a positive integer",
         ),
         (
-            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-            "high_freq_factor=1.0 is not above low_freq_factor=1.0",
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}},
+            "high_freq_factor=0.5 is below low_freq_factor=1.0",
         ),
     ],
 )

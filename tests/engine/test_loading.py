@@ -43,7 +43,7 @@ def in_checkpoint_order(params: Params, traits: Traits) -> dict[str, np.ndarray]
         else:
             stacked = np.asarray(params[name])
         layers = list(stacked) if weight.kind is not Kind.EMBEDDING else [stacked]
-        tensors |= dict(zip(weight.source_names(traits.layers), layers, strict=True))
+        tensors |= dict(zip(weight.source_names(), layers, strict=True))
     return tensors
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,47 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.choose import KernelsUnavailable, choose_kernels
-from engine.kernels.cpu import native
 from engine.kernels.interface import Kernels, Linear
 from engine.kernels.quantized import NotFinite, Quantized, quantize, take_rows
 
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(ml_dtypes.bfloat16): 1e-2}
 LAYERS = 2
-INSTRUCTION_SETS = ("amx", "avx512bf16", "avx512", "avx2", "amx_emulated")
 
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-
-
-def choose(name: str) -> tuple[Kernels, ModuleType]:
-    """The CPU kernels with one instruction set; skips the test where it does not run."""
-    try:
-        chosen = choose_kernels("cpu", "cpu")
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-    module = native.load()
-    if name not in (*module.instruction_sets(), "amx_emulated"):
-        pytest.skip(f"this processor does not run {name}")
-    module.use_instruction_set(name)
-    return chosen, module
-
-
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
-def cpu(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    chosen, module = choose(request.param)
-    yield chosen
-    module.use_instruction_set(module.instruction_sets()[0])
-    module.limit_threads(0)
-
-
-@pytest.fixture(scope="module", params=["reference", *INSTRUCTION_SETS])
-def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    if request.param == "reference":
-        yield choose_kernels("cpu", "reference")
-        return
-    chosen, module = choose(request.param)
-    yield chosen
-    module.use_instruction_set(module.instruction_sets()[0])
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -247,7 +212,9 @@ def test_int8_is_multiplied_as_the_same_values_unquantized(
 
 @each_dtype
 @pytest.mark.parametrize("inputs", [54, 600])
-def test_rows_do_not_depend_on_their_batch(cpu: Kernels, dtype: np.dtype, inputs: int) -> None:
+def test_rows_do_not_depend_on_their_batch(
+    cpu: Kernels, native: ModuleType, dtype: np.dtype, inputs: int
+) -> None:
     x, residual = normal(0, 300, inputs).astype(dtype), normal(1, 300, 290).astype(dtype)
     layers = [quantize(normal(2 + n, 290, inputs), dtype) for n in range(LAYERS)]
     gate, up = linear_of(cpu, layers), linear_of(cpu, layers[::-1], residual[:LAYERS])
@@ -264,10 +231,9 @@ def test_rows_do_not_depend_on_their_batch(cpu: Kernels, dtype: np.dtype, inputs
     def bits_of(rows: slice) -> np.ndarray:
         return np.stack([bits(result) for result in every_kind(x[rows], residual[rows])], axis=1)
 
-    module = native.load()
     alone = np.concatenate([bits_of(slice(row, row + 1)) for row in range(300)])
     for threads in (1, 2):
-        module.limit_threads(threads)
+        native.limit_threads(threads)
         for count in (1, 2, 7, 16, 64, 300):
             np.testing.assert_array_equal(bits_of(slice(0, count)), alone[:count])
             np.testing.assert_array_equal(bits_of(slice(300 - count, 300)), alone[-count:])
@@ -297,10 +263,10 @@ def quantized(values: np.ndarray = VALUES, scales: np.ndarray = SCALES) -> Linea
         ((quantized(), PLAIN), "some weights alone are int8"),
     ],
 )
-def test_wrong_operands_are_refused(weights: tuple[Linear, ...], message: str) -> None:
-    kernels, module = choose("avx2")
+def test_wrong_operands_are_refused(
+    cpu: Kernels, weights: tuple[Linear, ...], message: str
+) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*linear: {message}"):
-        jax.block_until_ready(kernels.linear(jnp.asarray(X), weights, 0, 3))
+        jax.block_until_ready(cpu.linear(jnp.asarray(X), weights, 0, 3))
     with pytest.raises(jax.errors.JaxRuntimeError, match="gate or up alone is int8"):
-        jax.block_until_ready(kernels.gated_linear(jnp.asarray(X), quantized(), PLAIN, 0, 3))
-    module.use_instruction_set(module.instruction_sets()[0])
+        jax.block_until_ready(cpu.gated_linear(jnp.asarray(X), quantized(), PLAIN, 0, 3))

@@ -57,7 +57,7 @@ def test_matrices_are_quantized_from_what_was_stored(
         tmp_path, tiny_placement(traits), ml_dtypes.bfloat16, MAX_MODEL_LEN, "int8"
     )
     for name, weight in declare_weights(traits).items():
-        for layer, source in enumerate(weight.source_names(traits.layers)):
+        for layer, source in enumerate(weight.source_names()):
             if weight.kind is Kind.BIAS:
                 found = params[name.removesuffix("_bias")].bias[layer]
                 assert np.array_equal(found, tensors[source].astype(ml_dtypes.bfloat16)), source

@@ -28,8 +28,11 @@ from tests.engine.tiny import (
     tiny_traits,
 )
 
-# (heads, KV heads): divided by 2 and 4; KV heads replicated; filled up as in the demo model.
-HEADS = {"divided": (8, 4), "replicated": (8, 2), "one KV head": (4, 1), "filled up": (9, 3)}
+# (heads, KV heads): divided by 2 and 4; KV heads replicated; filled up as in the demo model; both.
+HEADS = {
+    "divided": (8, 4), "replicated": (8, 2), "one KV head": (4, 1), "filled up": (9, 3),
+    "both": (6, 2),
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     name: {
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 16,
@@ -180,6 +183,8 @@ def test_a_sharded_step_answers_alone_and_together(dtype: type) -> None:
         (4, 1, 2, (0, 1, 2, 3), (0, 0)),
         (6, 3, 2, (0, 1, 2, 3, 4, 5, NO_HEAD, NO_HEAD), (0, 1, 2, NO_HEAD)),
         (3, 3, 4, (0, 1, 2, NO_HEAD), (0, 1, 2, NO_HEAD)),
+        (6, 2, 4, (0, 1, 2, NO_HEAD, 3, 4, 5, NO_HEAD), (0, 0, 1, 1)),
+        (12, 2, 8, (*range(12), *(NO_HEAD,) * 4), (0, 0, 0, 1, 1, 1, NO_HEAD, NO_HEAD)),
     ],
 )
 def test_heads_lie_with_their_kv_heads(
@@ -195,6 +200,12 @@ def test_heads_lie_with_their_kv_heads(
         for place, head in enumerate(own):
             if head != NO_HEAD:
                 assert own_kv[place * per_kv // per_q] == head * kv_heads // heads
+
+
+def test_many_query_heads_on_few_devices_more_than_kv_heads() -> None:
+    """Phi-4 on 8 devices: 10 KV heads, each on two, rather than 24 empty query heads of 64."""
+    layout = lay_out_heads(40, 10, 8)
+    assert (len(layout.q), len(layout.kv)) == (48, 24)
 
 
 @pytest.mark.parametrize(

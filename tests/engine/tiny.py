@@ -50,7 +50,7 @@ def tiny_tensors(traits: Traits) -> dict[str, np.ndarray]:
     """A checkpoint with weights so wide that the answers vary; float32, by tensor name."""
     tensors = {}
     for weight in declare_weights(traits).values():
-        for name in weight.source_names(traits.layers):
+        for name in weight.source_names():
             noise = np.random.default_rng(zlib.crc32(name.encode()))
             values = noise.standard_normal(weight.shape).astype(np.float32)
             if "norm" in name:
@@ -84,9 +84,10 @@ def make_runner(
     block_size: int = 8,
     dtype: Any = np.float32,
     prefill_len: int = 88,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> JaxRunner:
     blocks = POOL_TOKENS // block_size
-    extent = Extent(MAX_MODEL_LEN + MAX_SEQS, MAX_SEQS, MAX_SEQS, -(-MAX_MODEL_LEN // block_size))
+    extent = Extent(max_model_len + MAX_SEQS, MAX_SEQS, MAX_SEQS, -(-max_model_len // block_size))
     shapes = program_shapes(roles, extent, Paddings(prefill_len, 4, 4, 8))
     return JaxRunner(
         params,
@@ -94,23 +95,26 @@ def make_runner(
         PoolSpec(blocks, block_size, dtype),
         shapes,
         max_seqs=MAX_SEQS,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         chunk_tokens=CHUNK_TOKENS,
     )
 
 
-def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"]) -> Engine:
+def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"], **limits: int) -> Engine:
     """A new engine on `runner`, whose pools may hold what an earlier engine left."""
     block_size = runner._block_size
     return make_engine(
         POOL_TOKENS // block_size,
         block_size,
         runner,
-        max_seqs=MAX_SEQS,
-        max_batch_tokens=MAX_MODEL_LEN + MAX_SEQS,
-        max_waiting=32,
-        max_model_len=MAX_MODEL_LEN,
-        vocab_size=vocab_size,
+        **{
+            "max_seqs": MAX_SEQS,
+            "max_batch_tokens": MAX_MODEL_LEN + MAX_SEQS,
+            "max_waiting": 32,
+            "max_model_len": MAX_MODEL_LEN,
+            "vocab_size": vocab_size,
+            **limits,
+        },
     )
 
 

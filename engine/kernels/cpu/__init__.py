@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from engine.kernels.cpu import attention as attending
+from engine.kernels.cpu import experts as mixture
 from engine.kernels.cpu import kv, native, norm, sampling
 from engine.kernels.cpu import linear as matmul
 from engine.kernels.interface import UnsupportedShape
@@ -65,8 +66,11 @@ class CpuKernels:
     head_axes = staticmethod(matmul.head_axes)
     embed = staticmethod(matmul.embed)
     rms_norm = staticmethod(norm.rms_norm)
+    head_norm = staticmethod(norm.head_norm)
     linear = staticmethod(matmul.linear)
     gated_linear = staticmethod(matmul.gated_linear)
+    route = staticmethod(mixture.route)
+    experts = staticmethod(mixture.experts)
     logits = staticmethod(matmul.logits)
     rotate = staticmethod(attending.rotate)
     write_kv = staticmethod(kv.write_kv)

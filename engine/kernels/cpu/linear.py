@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from checkpoint.host_array import empty_pages
-from engine.kernels.cpu.native import target
-from engine.kernels.interface import Linear, UnsupportedShape
+from engine.kernels.cpu.native import absent, target
+from engine.kernels.interface import Activation, Linear, UnsupportedShape
 from engine.kernels.quantized import Quantized, dequantize
 
 PANEL = 32
@@ -84,17 +84,20 @@ def linear(
     return _linear(x, weights, layer, live, residual, jnp.float32 if wide else x.dtype)
 
 
-def logits(hidden: Array, head: Linear, live: Any) -> Array:
+def logits(hidden: Array, head: Linear, live: Any, soft_cap: float | None = None) -> Array:
     """See engine.kernels.interface.Kernels."""
     one_layer = jax.tree.map(lambda a: a[None], head)
-    return _linear(hidden, (one_layer,), 0, live, None, jnp.float32)[0]
+    return _linear(hidden, (one_layer,), 0, live, None, jnp.float32, soft_cap or 0)[0]
 
 
-def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> Array:
+def gated_linear(
+    x: Array, gate: Linear, up: Linear, layer: Any, live: Any, activation: Activation = "silu"
+) -> Array:
     """See engine.kernels.interface.Kernels."""
     result = jax.ShapeDtypeStruct((x.shape[0], gate.features), x.dtype)
     call = jax.ffi.ffi_call(target("gated_linear"), result)
-    return call(x, _scalar(layer), _scalar(live), *_operands(x, gate), *_operands(x, up))
+    operands = *operands_of(x, gate), *operands_of(x, up)
+    return call(x, jnp.int32(layer), jnp.int32(live), *operands, activation=activation)
 
 
 def _rows(matrix: Array, tokens: Array) -> Array:
@@ -109,26 +112,19 @@ def _linear(
     live: Any,
     residual: Array | None,
     dtype: Any,
+    soft_cap: float = 0,
 ) -> tuple[Array, ...]:
     results = [jax.ShapeDtypeStruct((x.shape[0], w.features), dtype) for w in weights]
     call = jax.ffi.ffi_call(target("linear"), results)
-    operands = [operand for weight in weights for operand in _operands(x, weight)]
-    added = _absent(x) if residual is None else residual
-    return tuple(call(x, _scalar(layer), _scalar(live), added, *operands))
+    operands = [operand for weight in weights for operand in operands_of(x, weight)]
+    added = absent(x.dtype) if residual is None else residual
+    scalars = jnp.int32(layer), jnp.int32(live)
+    return tuple(call(x, *scalars, added, *operands, soft_cap=np.float32(soft_cap)))
 
 
-def _operands(x: Array, weight: Linear) -> tuple[Array, Array, Array]:
+def operands_of(x: Array, weight: Linear) -> tuple[Array, Array, Array]:
     """The weight, its scales and the bias of a call."""
-    bias = _absent(x) if weight.bias is None else weight.bias
+    bias = absent(x.dtype) if weight.bias is None else weight.bias
     if isinstance(weight.matrix, Quantized):
         return weight.matrix.values, weight.matrix.scales, bias
-    return weight.matrix, _absent(x), bias
-
-
-def _absent(x: Array) -> Array:
-    """What stands for an optional operand that is not there."""
-    return jnp.zeros((0,), x.dtype)
-
-
-def _scalar(value: Any) -> Array:
-    return jnp.asarray(value, jnp.int32)
+    return weight.matrix, absent(x.dtype), bias

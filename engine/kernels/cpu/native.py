@@ -6,6 +6,7 @@ import importlib
 import logging
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import jax
 import jaxlib
@@ -74,3 +75,8 @@ def _first_right(native: ModuleType, names: list[str]) -> str:
 def target(name: str) -> str:
     """The name by which XLA knows the handler `name`."""
     return _PREFIX + name
+
+
+def absent(dtype: Any) -> jax.Array:
+    """What stands for an optional operand that is not there."""
+    return jax.numpy.zeros((0,), dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine import sampling
+from engine.kernels.reference import experts as mixture
 from engine.kernels.reference import kv
 from engine.kernels.reference import linear as matmul
 from engine.kernels.reference.attention import attention
@@ -37,8 +38,11 @@ class ReferenceKernels:
     head_axes = staticmethod(matmul.head_axes)
     embed = staticmethod(matmul.embed)
     rms_norm = staticmethod(matmul.rms_norm)
+    head_norm = staticmethod(matmul.head_norm)
     linear = staticmethod(matmul.linear)
     gated_linear = staticmethod(matmul.gated_linear)
+    route = staticmethod(mixture.route)
+    experts = staticmethod(mixture.experts)
     logits = staticmethod(matmul.logits)
     rotate = staticmethod(matmul.rotate)
     write_kv = staticmethod(kv.write_kv)

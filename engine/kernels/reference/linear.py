@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,9 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from engine.kernels.interface import Linear
+from engine.kernels.interface import Activation, Linear
 from engine.kernels.quantized import Quantized, take_rows
 from engine.kernels.reference.live_rows import map_live_rows
+
+_ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
 
 def pack_linear(weight: np.ndarray, shards: int) -> np.ndarray:
@@ -37,9 +44,13 @@ def embed(head: Linear, tokens: Array) -> Array:
 
 
 def rms_norm(x: Array, weight: Array, layer: Any, live: Any, eps: float) -> Array:
-    wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale * weight[layer].astype(jnp.float32)).astype(x.dtype)
+    return (_normed(x, eps) * weight[layer].astype(jnp.float32)).astype(x.dtype)
+
+
+def head_norm(x: Array, weight: Array | None, layer: Any, live: Any, eps: float) -> Array:
+    if weight is None:
+        return _normed(x, eps).astype(x.dtype)
+    return rms_norm(x, weight, layer, live, eps)
 
 
 def linear(
@@ -50,11 +61,11 @@ def linear(
     residual: Array | None = None,
     wide: bool = False,
 ) -> tuple[Array, ...]:
-    chosen = [_of_layer(weight, layer) for weight in weights]
+    chosen = [of_layer(weight, layer) for weight in weights]
     dtype = jnp.float32 if wide else x.dtype
 
     def rows(x: Array, *residuals: Array) -> tuple[Array, ...]:
-        results = (_affine(x, matrix, bias) for matrix, bias in chosen)
+        results = (affine(x, matrix, bias) for matrix, bias in chosen)
         return tuple(sum(residuals, start=result).astype(dtype) for result in results)
 
     residuals = () if residual is None else (residual,)
@@ -62,41 +73,57 @@ def linear(
     return results
 
 
-def gated_linear(x: Array, gate: Linear, up: Linear, layer: Any, live: Any) -> Array:
-    gate_of_layer, up_of_layer = _of_layer(gate, layer), _of_layer(up, layer)
-
-    def rows(x: Array) -> Array:
-        gated = jax.nn.silu(_affine(x, *gate_of_layer)) * _affine(x, *up_of_layer)
-        return gated.astype(x.dtype)
-
-    result: Array = map_live_rows(rows, live, x)
+def gated_linear(
+    x: Array, gate: Linear, up: Linear, layer: Any, live: Any, activation: Activation = "silu"
+) -> Array:
+    chosen = of_layer(gate, layer), of_layer(up, layer)
+    result: Array = map_live_rows(lambda x: gated(x, *chosen, activation), live, x)
     return result
 
 
-def logits(hidden: Array, head: Linear, live: Any) -> Array:
-    return _product("se,ve->sv", hidden, head.matrix)
+def logits(hidden: Array, head: Linear, live: Any, soft_cap: float | None = None) -> Array:
+    result = _product("se,ve->sv", hidden, head.matrix)
+    return result if soft_cap is None else soft_cap * jnp.tanh(result / soft_cap)
 
 
 def rotate(q: Array, k: Array, angles: Array, positions: Array, live: Any) -> tuple[Array, Array]:
+    half = angles.shape[-1] // 2
     cos, sin = jnp.split(angles[positions][:, None, :], 2, axis=-1)
 
     def turned(values: Array) -> Array:
-        one, other = jnp.split(values.astype(jnp.float32), 2, axis=-1)
-        pair = [one * cos - other * sin, other * cos + one * sin]
+        wide = values.astype(jnp.float32)
+        one, other, rest = jnp.split(wide, (half, 2 * half), axis=-1)
+        pair = [one * cos - other * sin, other * cos + one * sin, rest]
         return jnp.concatenate(pair, axis=-1).astype(values.dtype)
 
     return turned(q), turned(k)
 
 
-def _of_layer(weight: Linear, layer: Any) -> tuple[Array | Quantized, Array | None]:
+Affine = tuple[Array | Quantized, Array | None]
+"""The matrix [in, out] and the float32 bias [out] of one layer."""
+
+
+def of_layer(weight: Linear, layer: Any) -> Affine:
+    """`layer` may be an expert's (layer, expert)."""
     bias = None if weight.bias is None else weight.bias[layer].astype(jnp.float32)
     return weight.matrix[layer], bias
 
 
-def _affine(x: Array, matrix: Array | Quantized, bias: Array | None) -> Array:
+def affine(x: Array, matrix: Array | Quantized, bias: Array | None) -> Array:
     """float32 [n, out]."""
     y = _product("ni,io->no", x, matrix)
     return y if bias is None else y + bias
+
+
+def gated(x: Array, gate: Affine, up: Affine, activation: Activation) -> Array:
+    """[n, out] in x.dtype."""
+    return (_ACTIVATIONS[activation](affine(x, *gate)) * affine(x, *up)).astype(x.dtype)
+
+
+def _normed(x: Array, eps: float) -> Array:
+    """float32, like x."""
+    wide = x.astype(jnp.float32)
+    return wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
 
 
 def _product(axes: str, x: Array, matrix: Array | Quantized) -> Array:

@@ -16,6 +16,7 @@
 // Above: the vectors. Below: what is made of them.
 #include "attention_tiles.h"
 #include "convert_tiles.h"
+#include "expert_tiles.h"
 #include "linear_tiles.h"
 #include "noise_tiles.h"
 #include "norm_tiles.h"
@@ -30,7 +31,7 @@ namespace HEXSERVE_ISA {
 
 extern const KernelTable table;
 const KernelTable table = {
-    HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kAttention, kRotate, kConvert, kSample,
+    HEXSERVE_STRING(HEXSERVE_ISA), kNorm, kLinear, kExperts, kAttention, kRotate, kConvert, kSample,
 };
 
 }  // namespace HEXSERVE_ISA

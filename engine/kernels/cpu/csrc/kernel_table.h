@@ -10,6 +10,7 @@
 
 #include "attention_table.h"
 #include "convert_table.h"
+#include "expert_table.h"
 #include "linear_table.h"
 #include "norm_table.h"
 #include "rotate_table.h"
@@ -21,6 +22,7 @@ struct KernelTable {
   const char* name;
   NormTable norm;
   LinearTable linear;
+  ExpertTable experts;
   AttentionTable attention;
   RotateTable rotate;
   ConvertTable convert;

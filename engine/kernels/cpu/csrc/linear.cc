@@ -1,28 +1,22 @@
 // linear(x [T, in], layer, live, residual [T, features] or [0],
 //        weight [layers, panels, ...], scales [layers, features] or [0],
-//        bias [layers, features] or [0], ...) -> y [T, features], ...
-// gated_linear(x, layer, live, gate, scales, bias, up, scales, bias) -> y
+//        bias [layers, features] or [0], ...; soft_cap, 0 is none) -> y [T, features], ...
+// gated_linear(x, layer, live, gate, scales, bias, up, scales, bias; activation) -> y
 //
 // A task is a block of rows by a group of panels, with all of the inputs. The tasks of a group
 // follow one another, so that it is read from memory once, however many blocks there are.
 
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernel_table.h"
+#include "linear_loops.h"
 #include "linear_operands.h"
 #include "parallel.h"
 
 namespace hexserve {
 namespace {
-
-// Below this many products of a row, a panel and a step, another thread takes longer to wake
-// than the work does. Up to eight rows cost alike: the time to read the weight. What int8 takes
-// less to read, fewer rows take.
-constexpr int64_t kWorthWaking = 32768;
-constexpr int64_t kRowsPerRead = 8;
 
 // How the rows and the columns of a call are split into tasks; a column is a panel, or the two
 // of a gated linear.
@@ -32,9 +26,7 @@ class Split {
   Split(const ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t panels_per_column, int64_t steps,
         int64_t step_bytes)
       : rows_(rows), blocks_((rows + kMostRows - 1) / kMostRows) {
-    const int64_t rows_per_read = kRowsPerRead * step_bytes / int64_t(sizeof(float));
-    const int64_t products = std::max(rows, rows_per_read) * columns * panels_per_column * steps;
-    threads_ = products < kWorthWaking ? 1 : threads_of(pool);
+    threads_ = threads_for(pool, rows, columns * panels_per_column, steps, step_bytes);
     // A wide group copies its rows of x less often; a narrow one lets threads end together. Of few
     // rows there is little to copy.
     const int64_t tasks_per_thread = rows <= kRowsPerRead ? 8 : 4;
@@ -52,38 +44,6 @@ class Split {
   int64_t rows_, blocks_, threads_, group_;
 };
 
-// The inner loops of a weight stored as W; only int8 is scaled.
-template <typename T, typename W>
-struct Sums {
-  using Input = T;
-  using Stored = W;
-  MultiplyPanels<T, W> multiply;
-  ScaleSums<T> scale;
-
-  void operator()(const T* x, int64_t rows, int64_t steps, const Panel<T, W>* panels, int64_t count,
-                  PanelSums* sums) const {
-    multiply(x, rows, steps, panels, count, sums);
-    if constexpr (std::is_same_v<W, int8_t>) {
-      for (int64_t p = 0; p < count; ++p) scale(panels[p], rows, sums[p]);
-    }
-  }
-};
-
-// Calls `run` with the loops for x and the weights.
-template <typename Run>
-ffi::Future with_sums(bool has_pairs, bool is_quantized, const Run& run) {
-  const LinearTable& table = kernels().linear;
-  if (has_pairs) {
-    return is_quantized ? run(Sums<uint16_t, int8_t>{table.multiply_bf16_int8, table.scale_bf16})
-                        : run(Sums<uint16_t, uint16_t>{table.multiply_bf16, nullptr});
-  }
-  return is_quantized ? run(Sums<float, int8_t>{table.multiply_f32_int8, table.scale_f32})
-                      : run(Sums<float, float>{table.multiply_f32, nullptr});
-}
-
-template <typename T, typename W>
-constexpr int64_t kStepBytes = kInputsPerStep<T> * int64_t(sizeof(W));
-
 template <typename T, typename W, typename Out>
 struct Product {
   Weight<T, W> weight;
@@ -93,7 +53,7 @@ struct Product {
 template <typename T, typename W, typename Out>
 ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> store, const LinearCall& call,
                      const std::vector<WeightOperands>& weights, const std::vector<Operand>& ys,
-                     const Operand& residual) {
+                     const Operand& residual, float soft_cap) {
   std::vector<Product<T, W, Out>> products;
   int64_t all_panels = 0;
   for (size_t i = 0; i < ys.size(); ++i) {
@@ -107,6 +67,7 @@ ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> st
   for (const auto& product : products) groups += split.groups(product.weight.panels());
 
   const T* x = data<const T>(call.x);
+  const CapSums cap = kernels().linear.cap;
   const T* added = is_absent(residual) ? nullptr : data<const T>(residual);
   auto task = [=, products = std::move(products)](int64_t index) {
     int64_t group = index / split.blocks();
@@ -124,6 +85,7 @@ ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> st
     alignas(64) PanelSums sums[kMostPanels];
     sum(x + row * in, rows, steps, panels, count, sums);
     for (int64_t p = 0; p < count; ++p) {
+      if (soft_cap > 0) cap(rows, soft_cap, sums[p]);
       const int64_t corner = row * weight.features + (first + p) * kPanel;
       store(sums[p], rows, panels[p].features, added == nullptr ? nullptr : added + corner,
             product->y + corner, weight.features);
@@ -160,7 +122,7 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, Sums<T, W> sum, StoreGated<T> 
 }
 
 ffi::Future linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand residual,
-                   ffi::RemainingArgs rest, ffi::RemainingRets results) {
+                   ffi::RemainingArgs rest, ffi::RemainingRets results, float soft_cap) {
   const LinearCall call{x, layer, live};
   std::string problem = call.problem();
   if (!problem.empty()) return failed("linear: " + problem);
@@ -190,7 +152,9 @@ ffi::Future linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live,
   }
 
   return with_sums(call.has_pairs(), is_quantized, [&](auto sum) {
-    const auto run = [&](auto store) { return multiply(pool, sum, store, call, weights, ys, residual); };
+    const auto run = [&](auto store) {
+      return multiply(pool, sum, store, call, weights, ys, residual, soft_cap);
+    };
     const LinearTable& table = kernels().linear;
     if constexpr (std::is_same_v<typename decltype(sum)::Input, float>) {
       return run(table.store_f32);
@@ -202,7 +166,7 @@ ffi::Future linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live,
 
 ffi::Future gated_linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand live, Operand gate_matrix,
                          Operand gate_scales, Operand gate_bias, Operand up_matrix, Operand up_scales,
-                         Operand up_bias, Result y) {
+                         Operand up_bias, Result y, std::string_view activation) {
   const LinearCall call{x, layer, live};
   std::string problem = call.problem();
   if (!problem.empty()) return failed("gated_linear: " + problem);
@@ -213,20 +177,14 @@ ffi::Future gated_linear(ffi::ThreadPool pool, Operand x, Operand layer, Operand
   if (problem.empty()) problem = call.problem_of("up", up, features);
   if (!problem.empty()) return failed("gated_linear: " + problem);
   if (gate.is_quantized() != up.is_quantized()) return failed("gated_linear: gate or up alone is int8");
+  const int64_t index = activation_of(activation);
+  if (index == kActivations) return failed("gated_linear: there is no activation " + std::string(activation));
 
   return with_sums(call.has_pairs(), gate.is_quantized(), [&](auto sum) {
     using T = typename decltype(sum)::Input;
     using W = typename decltype(sum)::Stored;
-    const auto run = [&](StoreGated<T> store) {
-      return multiply_gated<T, W>(pool, sum, store, call, call.weight<T, W>(gate, features),
-                                  call.weight<T, W>(up, features), data<T>(*y));
-    };
-    const LinearTable& table = kernels().linear;
-    if constexpr (std::is_same_v<T, float>) {
-      return run(table.store_gated_f32);
-    } else {
-      return run(table.store_gated_bf16);
-    }
+    return multiply_gated<T, W>(pool, sum, store_gated<T>(index), call, call.weight<T, W>(gate, features),
+                                call.weight<T, W>(up, features), data<T>(*y));
   });
 }
 
@@ -240,7 +198,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_linear, Guarded<linear>::call,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
-                                  .RemainingRets());
+                                  .RemainingRets()
+                                  .Attr<float>("soft_cap"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_gated_linear, Guarded<gated_linear>::call,
                               ffi::Ffi::Bind()
@@ -254,6 +213,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_gated_linear, Guarded<gated_linear>::call
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>());
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<std::string_view>("activation"));
 
 }  // namespace hexserve

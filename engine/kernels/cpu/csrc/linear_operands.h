@@ -1,4 +1,4 @@
-// The operands of a call of linear or gated_linear: checked, then as typed pointers.
+// The operands of a matmul's call: checked, then as typed pointers.
 
 #pragma once
 
@@ -10,10 +10,7 @@
 
 namespace hexserve {
 
-// An optional operand that is not there has no elements.
-inline bool is_absent(const Operand& optional) { return optional.element_count() == 0; }
-
-// The weight of one layer, stored as W, and its bias if it has one.
+// The weight of one layer, or of one expert of it, stored as W, and its bias if it has one.
 template <typename T, typename W>
 struct Weight {
   const W* data;
@@ -36,11 +33,13 @@ struct WeightOperands {
   bool is_quantized() const { return matrix.element_type() == ffi::S8; }
 };
 
-// What both have. A `problem` says what is wrong with an operand, and is empty if nothing is.
+// What all have. A `problem` says what is wrong with an operand, and is empty if nothing is.
 struct LinearCall {
   const Operand& x;
   const Operand& layer;
   const Operand& live;
+  // Dimensions before a matrix: those of [layers] or [layers, experts].
+  size_t stacked = 1;
 
   int64_t rows() const { return x.dimensions()[0]; }
   int64_t in() const { return x.dimensions()[1]; }
@@ -65,33 +64,41 @@ struct LinearCall {
   std::string problem_of(const std::string& name, const WeightOperands& weight, int64_t features) const {
     const auto shape = weight.matrix.dimensions();
     const bool quantized = weight.is_quantized(), pairs = has_pairs() && !quantized;
-    if ((!quantized && weight.matrix.element_type() != x.element_type()) || shape.size() != (pairs ? 5 : 4) ||
-        shape[1] != (features + kPanel - 1) / kPanel || shape[2] != (pairs ? in() / 2 : in()) ||
-        shape[3] != kPanel || (pairs && shape[4] != 2)) {
-      return name +
-             " is not packed for x and y: [layers, panels, in, 32], or [.., in / 2, 32, 2] in bfloat16";
+    if ((!quantized && weight.matrix.element_type() != x.element_type()) ||
+        shape.size() != stacked + (pairs ? 4 : 3) || shape[stacked] != (features + kPanel - 1) / kPanel ||
+        shape[stacked + 1] != (pairs ? in() / 2 : in()) || shape[stacked + 2] != kPanel ||
+        (pairs && shape[stacked + 3] != 2)) {
+      return name + " is not packed for x and y: [" + (stacked == 1 ? "layers" : "layers, experts") +
+             ", panels, in, 32], or [.., in / 2, 32, 2] in bfloat16";
     }
     if (scalar(layer) < 0 || scalar(layer) >= shape[0]) return "layer is out of range of " + name;
     const auto is_row = [&](const Operand& row, ffi::DataType dtype) {
-      return row.element_type() == dtype && row.dimensions().size() == 2 && row.dimensions()[0] == shape[0] &&
-             row.dimensions()[1] == features;
+      const auto own = row.dimensions();
+      return row.element_type() == dtype && own.size() == stacked + 1 && own[stacked] == features &&
+             std::equal(own.begin(), own.begin() + stacked, shape.begin());
     };
     if (quantized ? !is_row(weight.scales, ffi::F32) : !is_absent(weight.scales)) {
-      return "the scales of " + name + " must be float32 [layers, features], where it is int8 alone";
+      return "the scales of " + name + " must be float32 " + row_shape() + ", where it is int8 alone";
     }
     if (!is_absent(weight.bias) && !is_row(weight.bias, x.element_type())) {
-      return "the bias of " + name + " must be [layers, features] in the dtype of x";
+      return "the bias of " + name + " must be " + row_shape() + " in the dtype of x";
     }
     return "";
   }
 
-  // Of operands that have no problem.
+  // Of operands that have no problem. `expert` is of as many as are stacked, if they are.
   template <typename T, typename W>
-  Weight<T, W> weight(const WeightOperands& weight, int64_t features) const {
-    const int64_t index = scalar(layer);
-    return {data<const W>(weight.matrix) + index * weight.matrix.dimensions()[1] * kPanel * in(),
+  Weight<T, W> weight(const WeightOperands& weight, int64_t features, int64_t expert = 0) const {
+    const int64_t experts = stacked == 1 ? 1 : weight.matrix.dimensions()[1];
+    const int64_t index = scalar(layer) * experts + expert;
+    return {data<const W>(weight.matrix) + index * weight.matrix.dimensions()[stacked] * kPanel * in(),
             is_absent(weight.scales) ? nullptr : data<const float>(weight.scales) + index * features,
             is_absent(weight.bias) ? nullptr : data<const T>(weight.bias) + index * features, in(), features};
+  }
+
+ private:
+  std::string row_shape() const {
+    return stacked == 1 ? "[layers, features]" : "[layers, experts, features]";
   }
 };
 

@@ -56,7 +56,14 @@ template <typename T, typename Out>
 using StoreSums = void (*)(const PanelSums& sums, int64_t rows, int64_t features, const T* residual, Out* y,
                            int64_t stride);
 
-// y[i] = silu(gate[i]) * up[i].
+// sums[i] = cap * tanh(sums[i] / cap).
+using CapSums = void (*)(int64_t rows, float cap, PanelSums& sums);
+
+// Of a gated linear; the name of each is at its place in kActivationNames.
+enum Activation { kSilu, kGeluTanh, kActivations };
+constexpr const char* kActivationNames[kActivations] = {"silu", "gelu_tanh"};
+
+// y[i] = activation(gate[i]) * up[i].
 template <typename T>
 using StoreGated = void (*)(const PanelSums& gate, const PanelSums& up, int64_t rows, int64_t features, T* y,
                             int64_t stride);
@@ -71,8 +78,9 @@ struct LinearTable {
   StoreSums<float, float> store_f32;
   StoreSums<uint16_t, uint16_t> store_bf16;
   StoreSums<uint16_t, float> store_bf16_as_f32;
-  StoreGated<float> store_gated_f32;
-  StoreGated<uint16_t> store_gated_bf16;
+  CapSums cap;
+  StoreGated<float> store_gated_f32[kActivations];
+  StoreGated<uint16_t> store_gated_bf16[kActivations];
 };
 
 }  // namespace hexserve

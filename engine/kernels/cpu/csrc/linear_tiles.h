@@ -194,12 +194,21 @@ static void store_sums(const PanelSums& sums, int64_t rows, int64_t features, co
   }
 }
 
-template <typename T>
+static void cap_sums(int64_t rows, float cap, PanelSums& sums) {
+  const Vec most = broadcast(cap);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < kPanel; j += kLanes) {
+      store(sums[i] + j, mul(most, tanh(div(load(sums[i] + j), most))));
+    }
+  }
+}
+
+template <typename T, Vec activation(Vec)>
 static void store_gated(const PanelSums& gate, const PanelSums& up, int64_t rows, int64_t features, T* y,
                         int64_t stride) {
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < features; j += kLanes) {
-      store_first(y + i * stride + j, mul(silu(load(gate[i] + j)), load(up[i] + j)), features - j);
+      store_first(y + i * stride + j, mul(activation(load(gate[i] + j)), load(up[i] + j)), features - j);
     }
   }
 }
@@ -214,8 +223,9 @@ constexpr LinearTable kLinear = {
     store_sums<float, float>,
     store_sums<uint16_t, uint16_t>,
     store_sums<uint16_t, float>,
-    store_gated<float>,
-    store_gated<uint16_t>,
+    cap_sums,
+    {store_gated<float, silu>, store_gated<float, gelu_tanh>},
+    {store_gated<uint16_t, silu>, store_gated<uint16_t, gelu_tanh>},
 };
 
 }  // namespace HEXSERVE_ISA

@@ -15,6 +15,9 @@
   handler(rms_norm) \
   handler(linear) \
   handler(gated_linear) \
+  handler(route) \
+  handler(gated_experts) \
+  handler(expert_sums) \
   handler(rotate) \
   handler(attention) \
   handler(write_kv) \

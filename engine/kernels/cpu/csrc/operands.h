@@ -63,6 +63,9 @@ inline bool is_float(const Operand& buffer, size_t rank) {
   return fits && buffer.dimensions().size() == rank;
 }
 
+// An optional operand that is not there has no elements.
+inline bool is_absent(const Operand& optional) { return optional.element_count() == 0; }
+
 // Same element type and dimensions.
 inline bool are_alike(const Operand& a, const Operand& b) {
   const auto x = a.dimensions(), y = b.dimensions();

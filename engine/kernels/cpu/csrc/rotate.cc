@@ -1,4 +1,4 @@
-// rotate(q [T, heads, head_dim], k [T, kv_heads, head_dim], angles [positions, head_dim],
+// rotate(q [T, heads, head_dim], k [T, kv_heads, head_dim], angles [positions, width],
 //        positions [T], live) -> q, k in place
 
 #include "kernel_table.h"
@@ -25,6 +25,7 @@ template <typename T>
 ffi::Future rotate_all(ffi::ThreadPool& pool, const Operand& q, const Operand& k, const Operand& angles,
                        const Operand& positions, int64_t live, Operand& q_out, Operand& k_out) {
   const int64_t heads = q.dimensions()[1], kv_heads = k.dimensions()[1], head_dim = q.dimensions()[2];
+  const int64_t width = angles.dimensions()[1];
   const int64_t q_width = heads * head_dim, k_width = kv_heads * head_dim;
   const T *q_in = data<const T>(q), *k_in = data<const T>(k);
   T *q_to = data<T>(q_out), *k_to = data<T>(k_out);
@@ -37,9 +38,9 @@ ffi::Future rotate_all(ffi::ThreadPool& pool, const Operand& q, const Operand& k
   return parallel_for(pool, threads_of(pool), tasks, [=](int64_t task) {
     const int64_t end = std::min(live, (task + 1) * tokens_per_task);
     for (int64_t t = task * tokens_per_task; t < end; ++t) {
-      const float* row = table + position[t] * head_dim;
-      rotate(q_in + t * q_width, row, q_to + t * q_width, heads, head_dim);
-      rotate(k_in + t * k_width, row, k_to + t * k_width, kv_heads, head_dim);
+      const float* row = table + position[t] * width;
+      rotate(q_in + t * q_width, row, width, q_to + t * q_width, heads, head_dim);
+      rotate(k_in + t * k_width, row, width, k_to + t * k_width, kv_heads, head_dim);
     }
   });
 }
@@ -55,8 +56,8 @@ ffi::Future rotate(ffi::ThreadPool pool, Operand q, Operand k, Operand angles, O
     return failed("rotate: k must have the tokens, head_dim and type of q, and its result be like it");
   }
   if (angles.element_type() != ffi::F32 || angles.dimensions().size() != 2 ||
-      angles.dimensions()[1] != head_dim || head_dim % 2 != 0) {
-    return failed("rotate: angles must be float32 [positions, head_dim], head_dim even");
+      angles.dimensions()[1] > head_dim || angles.dimensions()[1] % 2 != 0) {
+    return failed("rotate: angles must be float32 [positions, width], width even and at most head_dim");
   }
   if (!is_int32(positions, 1) || positions.dimensions()[0] != tokens) {
     return failed("rotate: positions must be int32 [T]");

@@ -2,12 +2,14 @@
 
 #pragma once
 
+#include <string.h>
+
 namespace hexserve {
 namespace HEXSERVE_ISA {
 
 template <typename T>
-static void rotate(const T* x, const float* angles, T* y, int64_t heads, int64_t head_dim) {
-  const int64_t half = head_dim / 2;
+static void rotate(const T* x, const float* angles, int64_t width, T* y, int64_t heads, int64_t head_dim) {
+  const int64_t half = width / 2;
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t left = half - i;
     const Vec cosine = load_first(angles + i, left), sine = load_first(angles + half + i, left);
@@ -16,6 +18,10 @@ static void rotate(const T* x, const float* angles, T* y, int64_t heads, int64_t
       store_first(y + place, sub(mul(first, cosine), mul(second, sine)), left);
       store_first(y + place + half, add(mul(second, cosine), mul(first, sine)), left);
     }
+  }
+  if (x == y || width == head_dim) return;
+  for (int64_t place = width; place < heads * head_dim; place += head_dim) {
+    memcpy(y + place, x + place, (head_dim - width) * sizeof(T));
   }
 }
 

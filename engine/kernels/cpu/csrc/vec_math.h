@@ -28,6 +28,11 @@ static inline Vec sigmoid(Vec x) {
   return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zero(), max(x, broadcast(-87.0f))))));
 }
 static inline Vec silu(Vec x) { return mul(x, sigmoid(x)); }
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3), which is x * sigmoid(2 u).
+static inline Vec gelu_tanh(Vec x) {
+  const Vec inner = fma(mul(x, x), broadcast(1.5957691216f * 0.044715f), broadcast(1.5957691216f));
+  return mul(x, sigmoid(mul(x, inner)));
+}
 // Within 3 ulp: where 1 - 2 / (e^2x + 1) would lose digits, near 0, by Cephes' polynomial.
 static inline Vec tanh(Vec x) {
   const Vec e = exp(min(broadcast(87.0f), add(x, x)));
