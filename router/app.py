@@ -11,6 +11,7 @@ from router.context import GatewayContext
 from router.disconnect import ClientLeft
 from router.errors import ServingError
 from router.openai_api import openai_routes
+from router.request_log import RequestLog
 from router.vertex_api import predict
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,6 +53,7 @@ def create_app(context: GatewayContext) -> FastAPI:
     for path in dict.fromkeys(("/ping", context.health_route)):
         app.add_api_route(path, ping, methods=["GET"])
     _add_error_handlers(app)
+    app.add_middleware(RequestLog, probed={"/ping", "/health", "/metrics", context.health_route})
     return app
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,8 +13,7 @@ from router.disconnect import cancelled_on_disconnect
 from router.event_stream import EventStream
 from router.fields import Fields
 from router.prepare import PreparedRequest, prepare_chat, prepare_completion
-
-_MAX_ID_LENGTH = 128
+from router.request_log import record_of
 
 
 def openai_routes(context: GatewayContext) -> APIRouter:
@@ -25,25 +22,19 @@ def openai_routes(context: GatewayContext) -> APIRouter:
 
     @routes.post("/completions")
     async def completions(request: Request) -> Response:
-        """Continue a prompt."""
-        arrived = time.perf_counter()
+        """Continue one or more prompts."""
         body = await read_object(request, context.max_body_bytes)
         async with cancelled_on_disconnect(request.receive):
-            prepared = await prepare_completion(
-                context, Fields(body), public_id=public_id(request), arrived=arrived
+            return await respond(
+                await prepare_completion(context, Fields(body), record_of(request))
             )
-            return await respond(prepared)
 
     @routes.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        arrived = time.perf_counter()
         body = await read_object(request, context.max_body_bytes)
         async with cancelled_on_disconnect(request.receive):
-            prepared = await prepare_chat(
-                context, Fields(body), public_id=public_id(request), arrived=arrived
-            )
-            return await respond(prepared)
+            return await respond(await prepare_chat(context, Fields(body), record_of(request)))
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:
@@ -67,26 +58,9 @@ async def respond(prepared: PreparedRequest) -> Response:
     Raises:
         ServingError: generation failed before there was anything to send.
     """
-    if not prepared.options.stream:
-        piece = await prepared.whole()
-        return JSONResponse(prepared.answer.whole(piece, prepared.sequence.usage()))
-    pieces = prepared.sequence.pieces()
-    first = await anext(pieces)
-    return EventStream(
-        first,
-        pieces,
-        sequence=prepared.sequence,
-        answer=prepared.answer,
-        options=prepared.options,
-    )
-
-
-def public_id(request: Request) -> str:
-    """The answer's id: what the client asks for by X-Request-Id, else random."""
-    wanted = request.headers.get("x-request-id", "")
-    if wanted and wanted.isascii() and wanted.isprintable() and len(wanted) <= _MAX_ID_LENGTH:
-        return wanted
-    return secrets.token_hex(16)
+    if prepared.options.stream:
+        return await EventStream.begin(prepared.choices, prepared.answer)
+    return JSONResponse(await prepared.whole())
 
 
 def _model(context: GatewayContext, name: str) -> dict[str, Any]:

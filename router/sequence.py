@@ -12,6 +12,7 @@ from engine.types import SamplingParams
 from router.context import GatewayContext
 from router.errors import GenerationFailed
 from router.output import OutputAssembler, Piece
+from router.record import RequestRecord
 from router.sampling import RequestOptions
 
 
@@ -20,7 +21,8 @@ class TextSequence:
 
     Args:
         sampling: complete, as `options.fit` gives it.
-        arrived: time.perf_counter() at the request's arrival.
+        record: the request's, in which tokens and the end are noted.
+        choice: which of the prompt's outputs, from 0.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class TextSequence:
         sampling: SamplingParams,
         options: RequestOptions,
         *,
-        arrived: float,
+        record: RequestRecord,
+        choice: int = 0,
     ) -> None:
         self.prompt = prompt
         self._context = context
         self._sampling = sampling
-        self._arrived = arrived
+        self._record = record
+        self._choice = choice
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
@@ -43,15 +47,10 @@ class TextSequence:
             logprobs=sampling.top_logprobs is not None,
         )
 
-    def usage(self) -> dict[str, object]:
-        """OpenAI's usage object, for the tokens so far."""
-        completion = self._assembler.completion_tokens
-        return {
-            "prompt_tokens": len(self.prompt),
-            "completion_tokens": completion,
-            "total_tokens": len(self.prompt) + completion,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._assembler.completion_tokens
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Generate. Closing this early, or cancelling it, aborts the request on the workers.
@@ -59,7 +58,7 @@ class TextSequence:
         Raises:
             ServingError: as the generator does.
         """
-        metrics = self._context.metrics
+        metrics, record = self._context.metrics, self._record
         reason = "error"
         try:
             metrics.prompt(len(self.prompt))
@@ -68,13 +67,15 @@ class TextSequence:
                 self.prompt,
                 self._sampling,
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
+                choice=self._choice,
             )
             async with aclosing(deltas):
-                before, first = self._arrived, True
+                before, first = record.arrived, True
                 async for delta in deltas:
                     if delta.tokens:
                         now = time.perf_counter()
                         metrics.tokens(len(delta.tokens), now - before, first=first)
+                        record.tokens(len(delta.tokens), now)
                         before, first = now, False
                     piece = self._assembler.push(delta)
                     if piece is None:
@@ -93,4 +94,5 @@ class TextSequence:
                 reason = "abort"
             raise
         finally:
-            metrics.finished(reason, time.perf_counter() - self._arrived)
+            record.reasons.add(reason)
+            metrics.finished(reason, time.perf_counter() - record.arrived)

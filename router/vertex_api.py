@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from typing import Any
 
 from fastapi import Request
@@ -15,8 +13,10 @@ from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
 from router.errors import BadRequest, ServingError
 from router.fields import Fields, show
-from router.openai_api import public_id, respond
+from router.openai_api import respond
 from router.prepare import prepare_chat, prepare_completion
+from router.record import RequestRecord
+from router.request_log import record_of
 
 MAX_INSTANCES = 256
 _CHAT_FORMAT = "chatCompletions"
@@ -28,17 +28,14 @@ async def predict(context: GatewayContext, request: Request) -> Response:
     Raises:
         ServingError: the body is wrong, or one of its instances could not be served.
     """
-    arrived = time.perf_counter()
+    record = record_of(request)
     body = await read_object(request, context.max_body_bytes)
     async with cancelled_on_disconnect(request.receive):
         fields = Fields(body, integral_floats=True)
         if _is_chat(fields):
-            prepared = await prepare_chat(
-                context, fields, public_id=public_id(request), arrived=arrived
-            )
-            return await respond(prepared)
+            return await respond(await prepare_chat(context, fields, record))
         instances = _instances(fields)
-        predictions = await _all(context, instances, arrived)
+        predictions = await _all(context, instances, record)
     # One chat instance is answered by its object alone, not by a list of it.
     alone = len(instances) == 1 and isinstance(predictions[0], dict)
     return JSONResponse({"predictions": predictions[0] if alone else predictions})
@@ -73,13 +70,13 @@ def _instances(fields: Fields) -> list[dict[str, Any]]:
 
 
 async def _all(
-    context: GatewayContext, instances: list[dict[str, Any]], arrived: float
+    context: GatewayContext, instances: list[dict[str, Any]], record: RequestRecord
 ) -> list[str | dict[str, Any]]:
     """All predictions in order, computed at once; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_one(context, instance, f"instances[{number}].", arrived))
+                group.create_task(_one(context, instance, f"instances[{number}].", record))
                 for number, instance in enumerate(instances)
             ]
     except* ServingError as failures:
@@ -93,16 +90,13 @@ async def _all(
 
 
 async def _one(
-    context: GatewayContext, instance: dict[str, Any], prefix: str, arrived: float
+    context: GatewayContext, instance: dict[str, Any], prefix: str, record: RequestRecord
 ) -> str | dict[str, Any]:
     fields = Fields(instance, prefix=prefix, integral_floats=True)
     fields.only("dynamic-lora", [""], "adapters cannot be loaded")
     fields.only("stream", [False], "an instance cannot be streamed; use /v1/completions")
-    answer_id = secrets.token_hex(16)
     if _is_chat(fields):
-        prepared = await prepare_chat(context, fields, public_id=answer_id, arrived=arrived)
-        piece = await prepared.whole()
-        return prepared.answer.whole(piece, prepared.sequence.usage())
+        return await (await prepare_chat(context, fields, record)).whole()
     raw_response = fields.flag("raw_response")
     fields.only("logprobs", [], "the answer is plain text; use /v1/completions")
     fields.only("return_token_ids", [False], "the answer is plain text; use /v1/completions")
@@ -113,8 +107,15 @@ async def _one(
             f"{param} must be a string unless raw_response is true, got {show(prompt)}",
             param=param,
         )
-    prepared = await prepare_completion(context, fields, public_id=answer_id, arrived=arrived)
-    text = (await prepared.whole()).text
+    fields.only("n", [1], "an instance has one prediction")
+    fields.only("best_of", [1], "an instance has one prediction")
+    fields.only("echo", [False], "the answer has the prompt unless raw_response is true")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        param = fields.param("prompt")
+        raise BadRequest(f"{param} must be one prompt, got {show(prompt)}", param=param)
+    prepared = await prepare_completion(context, fields, record)
+    (output,) = await prepared.choices.whole()
+    text = output.text
     return text if raw_response else f"Prompt:\n{prompt}\nOutput:\n{text}"
 
 
