@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import NoReturn, TypeVar
 
-from settings.command_line import demo_config, serve_config
+from settings.command_line import chat_config, demo_config, serve_config
 from settings.environment import quiet_grpc, read_environment
 from settings.errors import ConfigError
 
@@ -23,6 +23,7 @@ usage: hexserve COMMAND [FLAGS]
 
   serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
   demo    serve the demo model and ask it   hexserve demo [--once]
+  chat    talk with a model at a terminal   hexserve chat --url http://127.0.0.1:7080
 
 `hexserve --version` tells the version, `hexserve COMMAND --help` lists the flags.
 """
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         serve_main(arguments[1:])
     elif command == "demo":
         _demo_main(arguments[1:])
+    elif command == "chat":
+        _chat_main(arguments[1:])
     elif command in ("-h", "--help", "help"):
         print(USAGE)
     elif command == "--version":
@@ -75,6 +78,16 @@ def _demo_main(arguments: list[str]) -> None:
     from deploy.demo import demo
 
     _run(lambda stop: demo(config, worker_flags, stop, once=once), config.log_level)
+
+
+def _chat_main(arguments: list[str]) -> None:
+    config = _configured(lambda: chat_config(arguments, read_environment()))
+    from deploy.chat import chat
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its line editing
+
+    chat(config)
 
 
 def _configured(make: Callable[[], _T]) -> _T:

@@ -41,7 +41,7 @@ def read_chat(
     Raises:
         BadRequest: a field is wrong, unknown, or its feature is not there.
     """
-    messages = _messages(fields)
+    messages = read_messages(fields)
     _refuse_missing_features(fields)
     older = fields.optional_integer("max_tokens", low=1)
     newer = fields.optional_integer("max_completion_tokens", low=1)
@@ -72,7 +72,12 @@ def _top_logprobs(fields: Fields) -> int | None:
     return None
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The field `messages`; see ChatRequest.
+
+    Raises:
+        BadRequest: it is missing, or something in it is wrong.
+    """
     value, param = fields.raw("messages"), fields.param("messages")
     if value is None:
         raise BadRequest(f"{param} is required", param=param)

@@ -1,4 +1,4 @@
-"""The endpoints of the OpenAI API: completions, chat completions, models."""
+"""The endpoints of the OpenAI API: completions, chat completions, responses, models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
 from router.event_stream import EventStream
 from router.fields import Fields
-from router.prepare import PreparedRequest, prepare_chat, prepare_completion
+from router.prepare import (
+    PreparedRequest,
+    prepare_chat,
+    prepare_completion,
+    prepare_response,
+)
 from router.request_log import record_of
 
 
@@ -23,7 +28,7 @@ def openai_routes(context: GatewayContext) -> APIRouter:
     @routes.post("/completions")
     async def completions(request: Request) -> Response:
         """Continue one or more prompts."""
-        body = await read_object(request, context.max_body_bytes)
+        body = await read_object(request, context)
         async with cancelled_on_disconnect(request.receive):
             return await respond(
                 await prepare_completion(context, Fields(body), record_of(request))
@@ -32,9 +37,16 @@ def openai_routes(context: GatewayContext) -> APIRouter:
     @routes.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_object(request, context.max_body_bytes)
+        body = await read_object(request, context)
         async with cancelled_on_disconnect(request.receive):
             return await respond(await prepare_chat(context, Fields(body), record_of(request)))
+
+    @routes.post("/responses")
+    async def responses(request: Request) -> Response:
+        """Answer a conversation in the shape of the responses API; nothing is stored."""
+        body = await read_object(request, context)
+        async with cancelled_on_disconnect(request.receive):
+            return await respond(await prepare_response(context, Fields(body), record_of(request)))
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:

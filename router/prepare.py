@@ -5,20 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from router.answers import Answer, ChatAnswer, CompletionAnswer
-from router.chat_request import ChatRequest, read_chat
+from router.answers import ChatAnswer, CompletionAnswer
+from router.chat_request import read_chat
 from router.choices import Choices
-from router.completion_request import CompletionRequest, read_completion
+from router.completion_request import read_completion
 from router.context import GatewayContext
+from router.event_stream import StreamedAnswer
 from router.fields import Fields
+from router.output import Piece
 from router.prompts import chat_tokens, completion_tokens
 from router.record import RequestRecord
+from router.response_answer import ResponseAnswer
+from router.response_request import read_response
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
 
-_Request = TypeVar("_Request", ChatRequest, CompletionRequest)
+_Request = TypeVar("_Request")
+
+
+class WholeOrStreamed(StreamedAnswer, Protocol):
+    """An answer's shape in either form."""
+
+    def whole(self, outputs: Sequence[Piece], usage: dict[str, object]) -> dict[str, Any]:
+        """The answer as one object; `outputs` are the choices in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,7 @@ class PreparedRequest:
     """A checked and tokenized request; nothing has gone to a worker yet."""
 
     choices: Choices
-    answer: Answer
+    answer: WholeOrStreamed
     options: RequestOptions
 
     async def whole(self) -> dict[str, Any]:
@@ -79,11 +90,27 @@ async def prepare_chat(
         ServingError: the server is not ready, or the request cannot be served.
     """
     request = _read(context, fields, read_chat)
-    prompts = await chat_tokens(context, request)
+    param = fields.param("messages")
+    prompt = await chat_tokens(context, request.messages, param)
     options = request.options
-    answer = ChatAnswer(context.tokenizer, options, record.id, prompt=prompts[0])
-    choices = _choices(context, options, prompts, record, param=fields.param("messages"))
+    answer = ChatAnswer(context.tokenizer, options, record.id, prompt=prompt)
+    choices = _choices(context, options, [prompt], record, param=param)
     return PreparedRequest(choices, answer, options)
+
+
+async def prepare_response(
+    context: GatewayContext, fields: Fields, record: RequestRecord
+) -> PreparedRequest:
+    """Check and tokenize a request of the responses API.
+
+    Raises:
+        ServingError: the server is not ready, or the request cannot be served.
+    """
+    request = _read(context, fields, read_response)
+    prompt = await chat_tokens(context, request.messages, "input")
+    answer = ResponseAnswer(context.tokenizer, request, record.id)
+    choices = _choices(context, request.options, [prompt], record, param="input")
+    return PreparedRequest(choices, answer, request.options)
 
 
 def _read(context: GatewayContext, fields: Fields, read: Callable[..., _Request]) -> _Request:

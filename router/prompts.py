@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from checkpoint.errors import ChatTemplateError
-from router.chat_request import ChatRequest
 from router.completion_request import CompletionRequest
 from router.context import GatewayContext
 from router.errors import BadRequest
@@ -42,14 +41,17 @@ async def text_tokens(context: GatewayContext, text: str, *, add_special_tokens:
     return await asyncio.to_thread(context.tokenizer.encode, text, add_special_tokens)
 
 
-async def chat_tokens(context: GatewayContext, request: ChatRequest) -> list[list[int]]:
-    """The token ids of the conversation, as the one prompt that it is; see `message_tokens`."""
-    return [_not_empty(await message_tokens(context, request.messages), "messages")]
+async def chat_tokens(
+    context: GatewayContext, messages: list[dict[str, Any]], param: str
+) -> list[int]:
+    """The prompt that a conversation is; as `message_tokens`, and never empty."""
+    return _not_empty(await message_tokens(context, messages, param), param)
 
 
 async def message_tokens(
     context: GatewayContext,
     messages: list[dict[str, Any]],
+    param: str = "messages",
     *,
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
@@ -74,7 +76,7 @@ async def message_tokens(
         return await asyncio.to_thread(encode)
     except ChatTemplateError as error:
         raise BadRequest(
-            f"the model's chat template refuses messages: {error}", param="messages"
+            f"the model's chat template refuses {param}: {error}", param=param
         ) from error
 
 

@@ -8,13 +8,16 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from router.answers import DONE_EVENT, event
 from router.body import read_object
 from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
 from router.errors import BadRequest, ServingError
+from router.event_stream import EventStream
 from router.fields import Fields, show
 from router.openai_api import respond
-from router.prepare import prepare_chat, prepare_completion
+from router.output import Piece
+from router.prepare import PreparedRequest, prepare_chat, prepare_completion
 from router.record import RequestRecord
 from router.request_log import record_of
 
@@ -29,12 +32,14 @@ async def predict(context: GatewayContext, request: Request) -> Response:
         ServingError: the body is wrong, or one of its instances could not be served.
     """
     record = record_of(request)
-    body = await read_object(request, context.max_body_bytes)
+    body = await read_object(request, context)
     async with cancelled_on_disconnect(request.receive):
         fields = Fields(body, integral_floats=True)
         if _is_chat(fields):
             return await respond(await prepare_chat(context, fields, record))
         instances = _instances(fields)
+        if len(instances) == 1 and instances[0].get("stream") is True:
+            return await _stream(context, instances[0], record)
         predictions = await _all(context, instances, record)
     # One chat instance is answered by its object alone, not by a list of it.
     alone = len(instances) == 1 and isinstance(predictions[0], dict)
@@ -93,10 +98,52 @@ async def _one(
     context: GatewayContext, instance: dict[str, Any], prefix: str, record: RequestRecord
 ) -> str | dict[str, Any]:
     fields = Fields(instance, prefix=prefix, integral_floats=True)
-    fields.only("dynamic-lora", [""], "adapters cannot be loaded")
-    fields.only("stream", [False], "an instance cannot be streamed; use /v1/completions")
-    if _is_chat(fields):
+    fields.only("stream", [False], "only the single instance of a body can be streamed")
+    if _is_chat_instance(fields):
         return await (await prepare_chat(context, fields, record)).whole()
+    prepared, head = await _prepare_text(context, fields, record)
+    (output,) = await prepared.choices.whole()
+    return head + output.text
+
+
+async def _stream(
+    context: GatewayContext, instance: dict[str, Any], record: RequestRecord
+) -> Response:
+    fields = Fields(instance, prefix="instances[0].", integral_floats=True)
+    if _is_chat_instance(fields):
+        return await respond(await prepare_chat(context, fields, record))
+    prepared, head = await _prepare_text(context, fields, record)
+    return await EventStream.begin(prepared.choices, PredictionStream(head))
+
+
+class PredictionStream:
+    """A prediction of text as events: `{"predictions": ["piece"]}`; see StreamedAnswer.
+
+    The pieces joined are the prediction that is not streamed, `head` included.
+    """
+
+    usage_in_pieces = False
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        return event({"predictions": [self._head + piece.text]})
+
+    def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        return event({"predictions": [piece.text]})
+
+    def last_events(self, usage: dict[str, object]) -> bytes:
+        return DONE_EVENT
+
+    def error_event(self, error: ServingError) -> bytes:
+        return event(error.body())
+
+
+async def _prepare_text(
+    context: GatewayContext, fields: Fields, record: RequestRecord
+) -> tuple[PreparedRequest, str]:
+    """A prediction of text, and what stands before its output."""
     raw_response = fields.flag("raw_response")
     fields.only("logprobs", [], "the answer is plain text; use /v1/completions")
     fields.only("return_token_ids", [False], "the answer is plain text; use /v1/completions")
@@ -114,9 +161,12 @@ async def _one(
         param = fields.param("prompt")
         raise BadRequest(f"{param} must be one prompt, got {show(prompt)}", param=param)
     prepared = await prepare_completion(context, fields, record)
-    (output,) = await prepared.choices.whole()
-    text = output.text
-    return text if raw_response else f"Prompt:\n{prompt}\nOutput:\n{text}"
+    return prepared, "" if raw_response else f"Prompt:\n{prompt}\nOutput:\n"
+
+
+def _is_chat_instance(fields: Fields) -> bool:
+    fields.only("dynamic-lora", [""], "adapters cannot be loaded")
+    return _is_chat(fields)
 
 
 def _is_chat(fields: Fields) -> bool:

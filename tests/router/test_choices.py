@@ -110,9 +110,11 @@ async def test_echo_puts_the_prompt_first(
     client: Client, generator: ScriptedGenerator, prompt: Any
 ) -> None:
     generator.script = batches("Hello", 2)
-    answer = await client.complete(prompt=[prompt], n=2, echo=True, stop="é")
+    answer = await client.complete(prompt=[prompt], n=2, echo=True, stop="é", max_tokens=20)
     assert [c["text"] for c in answer["choices"]] == ["Once éHello"] * 2
-    events = await client.stream_completion(prompt=[prompt], n=2, echo=True, stop="é")
+    events = await client.stream_completion(
+        prompt=[prompt], n=2, echo=True, stop="é", max_tokens=20
+    )
     assert by_choice(events) == ["Once éHello"] * 2
 
 
