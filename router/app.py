@@ -10,6 +10,7 @@ from router.context import GatewayContext
 from router.error_responses import add_error_handlers
 from router.gate import Gate
 from router.openai_api import openai_routes
+from router.openapi import describe
 from router.request_log import RequestLog
 from router.token_api import token_routes
 from router.vertex_api import predict
@@ -19,7 +20,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def create_app(context: GatewayContext) -> FastAPI:
     """Build the application that serves one model."""
-    app = FastAPI(title="hexserve", redirect_slashes=False)
+    app = FastAPI(title="hexserve", redirect_slashes=False, redoc_url=None)
     app.include_router(openai_routes(context))
     app.include_router(token_routes(context))
 
@@ -55,6 +56,8 @@ def create_app(context: GatewayContext) -> FastAPI:
         app.add_api_route(path, ping, methods=["GET"])
     add_error_handlers(app)
     _add_middleware(app, context)
+    description = describe(context)
+    app.openapi = lambda: description  # type: ignore[method-assign]
     return app
 
 
@@ -65,7 +68,7 @@ def _add_middleware(app: FastAPI, context: GatewayContext) -> None:
         Gate,
         api_keys=context.api_keys,
         max_requests=context.max_requests,
-        open_paths=probed | {"/version"},
+        open_paths=probed | {"/version", "/docs", "/openapi.json"},
     )
     app.add_middleware(RequestLog, probed=probed)
     if context.allowed_origins:

@@ -15,7 +15,8 @@ from router.fields import check_text, show
 from router.generation import Generator
 from router.metrics import RouterMetrics
 
-_ANY_MODEL = ("", "hexllm")
+ANY_MODEL = ("", "hexllm")
+"""Names by which a client means whatever is served."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class GatewayContext:
             BadRequest: it is no string.
             ModelNotFound: no such model is served.
         """
-        if name is None or name in _ANY_MODEL:
+        if name is None or name in ANY_MODEL:
             return self.served_model_names[0]
         model = check_text(name, "model")
         if model not in self.served_model_names:

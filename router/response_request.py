@@ -13,8 +13,8 @@ from router.fields import Fields, check_text, show
 from router.sampling import RequestOptions, read_options
 
 _ROLES = ("system", "developer", "user", "assistant")
-_LOGPROBS = "message.output_text.logprobs"
-_PARTS = ("input_text", "output_text")
+LOGPROBS = "message.output_text.logprobs"
+PARTS = ("input_text", "output_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _message(value: Any, param: str) -> dict[str, Any]:
             f"{param}.role must be one of {', '.join(_ROLES)}, got {show(role)}",
             param=f"{param}.role",
         )
-    content = read_content(fields.raw("content"), f"{param}.content", _PARTS)
+    content = read_content(fields.raw("content"), f"{param}.content", PARTS)
     fields.ignore(("id", "status", "phase"))  # an earlier answer may be sent back whole
     fields.finish()
     return {"role": "system" if role == "developer" else role, "content": content}
@@ -108,16 +108,16 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 def _top_logprobs(fields: Fields) -> int | None:
     """The number of alternatives per token, or None for no log-probabilities."""
     include = fields.raw("include") or []
-    if not isinstance(include, list) or any(item != _LOGPROBS for item in include):
+    if not isinstance(include, list) or any(item != LOGPROBS for item in include):
         raise BadRequest(
-            f'include may only have "{_LOGPROBS}", got {show(include)}', param="include"
+            f'include may only have "{LOGPROBS}", got {show(include)}', param="include"
         )
     alternatives = fields.optional_integer("top_logprobs", low=0, high=MAX_TOP_LOGPROBS)
     if include:
         return alternatives or 0
     if alternatives:
         raise BadRequest(
-            f'top_logprobs={alternatives} is only allowed with include=["{_LOGPROBS}"]',
+            f'top_logprobs={alternatives} is only allowed with include=["{LOGPROBS}"]',
             param="top_logprobs",
         )
     return None

@@ -19,7 +19,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
-_NUMBERS: Mapping[str, tuple[float, float]] = {
+NUMBERS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -33,7 +33,7 @@ _SEED_MASK = 2**64 - 1
 # Dividing logits by less than this overflows; the choice is the greedy one long before.
 _GREEDY_BELOW = 1e-5
 
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     "user",
     "metadata",
     "store",
@@ -183,7 +183,7 @@ def _top_k(fields: Fields, defaults: Mapping[str, float]) -> int:
 
 
 def _number(fields: Fields, name: str, defaults: Mapping[str, float], neutral: float) -> float:
-    low, high = _NUMBERS[name]
+    low, high = NUMBERS[name]
     return fields.number(name, defaults.get(name, neutral), low=low, high=high)
 
 
@@ -287,7 +287,7 @@ def _stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
 
 
 def _refuse_missing_features(fields: Fields) -> None:
-    fields.ignore(_WITHOUT_EFFECT)
+    fields.ignore(WITHOUT_EFFECT)
     fields.only("logit_bias", [{}], "tokens cannot be biased")
     fields.only("min_tokens", [0], "a least number of tokens cannot be asked for")
     fields.only("response_format", [{"type": "text"}], "only text can be generated")

@@ -22,7 +22,7 @@ from router.record import RequestRecord
 from router.request_log import record_of
 
 MAX_INSTANCES = 256
-_CHAT_FORMAT = "chatCompletions"
+CHAT_FORMAT = "chatCompletions"
 
 
 async def predict(context: GatewayContext, request: Request) -> Response:
@@ -36,6 +36,7 @@ async def predict(context: GatewayContext, request: Request) -> Response:
     async with cancelled_on_disconnect(request.receive):
         fields = Fields(body, integral_floats=True)
         if _is_chat(fields):
+            _refuse_adapter(fields)
             return await respond(await prepare_chat(context, fields, record))
         instances = _instances(fields)
         if len(instances) == 1 and instances[0].get("stream") is True:
@@ -99,7 +100,8 @@ async def _one(
 ) -> str | dict[str, Any]:
     fields = Fields(instance, prefix=prefix, integral_floats=True)
     fields.only("stream", [False], "only the single instance of a body can be streamed")
-    if _is_chat_instance(fields):
+    _refuse_adapter(fields)
+    if _is_chat(fields):
         return await (await prepare_chat(context, fields, record)).whole()
     prepared, head = await _prepare_text(context, fields, record)
     (output,) = await prepared.choices.whole()
@@ -110,7 +112,8 @@ async def _stream(
     context: GatewayContext, instance: dict[str, Any], record: RequestRecord
 ) -> Response:
     fields = Fields(instance, prefix="instances[0].", integral_floats=True)
-    if _is_chat_instance(fields):
+    _refuse_adapter(fields)
+    if _is_chat(fields):
         return await respond(await prepare_chat(context, fields, record))
     prepared, head = await _prepare_text(context, fields, record)
     return await EventStream.begin(prepared.choices, PredictionStream(head))
@@ -164,16 +167,15 @@ async def _prepare_text(
     return prepared, "" if raw_response else f"Prompt:\n{prompt}\nOutput:\n"
 
 
-def _is_chat_instance(fields: Fields) -> bool:
+def _refuse_adapter(fields: Fields) -> None:
     fields.only("dynamic-lora", [""], "adapters cannot be loaded")
-    return _is_chat(fields)
 
 
 def _is_chat(fields: Fields) -> bool:
     kind = fields.raw("@requestFormat")
     if kind is None:
         return False
-    if kind != _CHAT_FORMAT:
+    if kind != CHAT_FORMAT:
         param = fields.param("@requestFormat")
-        raise BadRequest(f'{param} must be "{_CHAT_FORMAT}", got {show(kind)}', param=param)
+        raise BadRequest(f'{param} must be "{CHAT_FORMAT}", got {show(kind)}', param=param)
     return True

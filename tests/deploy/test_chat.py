@@ -113,7 +113,9 @@ def test_a_failed_question_is_told_and_forgotten(
 ) -> None:
     server.answer = answer
 
-    def heal(prompt: str, lines: Iterator[str] = iter(("one", "two"))) -> str:
+    lines: Iterator[str] = iter(("one", "two"))
+
+    def heal(prompt: str) -> str:
         if server.requests:
             server.answer = None
         line = next(lines, None)
