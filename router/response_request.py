@@ -107,7 +107,9 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 
 def _top_logprobs(fields: Fields) -> int | None:
     """The number of alternatives per token, or None for no log-probabilities."""
-    include = fields.raw("include") or []
+    include = fields.raw("include")
+    if include is None:
+        include = []
     if not isinstance(include, list) or any(item != LOGPROBS for item in include):
         raise BadRequest(
             f'include may only have "{LOGPROBS}", got {show(include)}', param="include"

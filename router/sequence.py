@@ -60,6 +60,8 @@ class TextSequence:
         """
         metrics, record = self._context.metrics, self._record
         reason = "error"
+        first_at: float | None = None
+        before = record.arrived
         try:
             metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
@@ -70,13 +72,12 @@ class TextSequence:
                 choice=self._choice,
             )
             async with aclosing(deltas):
-                before, first = record.arrived, True
                 async for delta in deltas:
                     if delta.tokens:
                         now = time.perf_counter()
-                        metrics.tokens(len(delta.tokens), now - before, first=first)
+                        metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
                         record.tokens(len(delta.tokens), now)
-                        before, first = now, False
+                        before, first_at = now, first_at or now
                     piece = self._assembler.push(delta)
                     if piece is None:
                         continue
@@ -95,4 +96,5 @@ class TextSequence:
             raise
         finally:
             record.reasons.add(reason)
-            metrics.finished(reason, time.perf_counter() - record.arrived)
+            decode_s = None if first_at is None else before - first_at
+            metrics.finished(reason, time.perf_counter() - record.arrived, decode_s)
