@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from checkpoint.chat_template import ChatTemplate
@@ -21,8 +22,17 @@ from tests.router.fakes import ScriptedGenerator, batches
 
 pytestmark = pytest.mark.contract
 
-EXAMPLES = 400
-"""Of each operation that has parameters; together they are above 2,000 requests."""
+POSTED = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/generate",
+)
+LOOKED_UP = ("/v1/models", "/v1/models/{name}", "/version", "/health", "/metrics", "/ping")
+REQUESTS = 2400
+"""In all, that have a body."""
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +47,38 @@ def api(tokenizer: Tokenizer, model_folder: Path) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(context))
 
 
-schema = schemathesis.pytest.from_fixture("api")
+def hold(operation: schemathesis.APIOperation, mode: GenerationMode, requests: int) -> None:
+    """Send so many requests to an operation, and check each answer."""
+    sent = 0
+
+    @given(case=operation.as_strategy(mode))
+    @settings(
+        max_examples=requests,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    def holds(case: schemathesis.Case) -> None:
+        nonlocal sent
+        sent += 1
+        # A schema cannot say all that 400 is for: whether a prompt fits the context, for one.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+    holds()
+    assert sent >= requests
 
 
-@schema.parametrize()
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
-def test_what_is_described_is_what_is_done(case: schemathesis.Case) -> None:
-    # A schema cannot say all that 400 is for: whether a prompt fits the context, for one.
-    case.call_and_validate(excluded_checks=[positive_data_acceptance])
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("path", POSTED)
+def test_bodies(api: schemathesis.BaseSchema, path: str, mode: GenerationMode) -> None:
+    hold(api[path]["POST"], mode, REQUESTS // len(POSTED) // len(GenerationMode))
+
+
+@pytest.mark.parametrize("path", LOOKED_UP)
+def test_lookups(api: schemathesis.BaseSchema, path: str) -> None:
+    hold(api[path]["GET"], GenerationMode.POSITIVE, 20 if "{" in path else 1)
+
+
+def test_nothing_is_left_out(api: schemathesis.BaseSchema) -> None:
+    assert {result.ok().path for result in api.get_all_operations()} == {*POSTED, *LOOKED_UP}
