@@ -19,7 +19,7 @@ test: $(VENV)/.installed-test
 test-full: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m full tests/model $(ARGS)
 
-# The API against its own description, by generated requests; minutes.
+# The API against its own description, by generated requests; a minute or two.
 test-contract: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m contract tests/router/test_contract.py $(ARGS)
 

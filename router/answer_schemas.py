@@ -128,6 +128,14 @@ PREDICTION: Schema = {
     ]
 }
 
+EVENT: Schema = {
+    "description": "Each server-sent event of an answer with stream=true. `data` is a chunk's "
+    "JSON, an error's, or [DONE].",
+    "type": "object",
+    "properties": {"event": _TEXT, "data": _TEXT},
+    "required": ["data"],
+}
+
 MODEL = _object(
     id=_TEXT,
     object=_constant("model"),

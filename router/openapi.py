@@ -63,6 +63,7 @@ def describe(context: GatewayContext) -> Schema:
     schemas: Schema = {
         requests.MODEL_NAME: {"enum": names},
         "Error": answers.ERROR,
+        "Event": answers.EVENT,
         "Metrics": {"type": "string"},
         "Version": answers.VERSION,
         "Health": answers.HEALTH,
@@ -97,8 +98,7 @@ def _post(summary: str, name: str, *, streams: bool = False) -> Schema:
     }
     responses = _responses(name, _ASKED)
     if streams:
-        events = {"type": "string", "description": "server-sent events, with stream=true"}
-        responses["200"]["content"]["text/event-stream"] = {"schema": events}
+        responses["200"]["content"]["text/event-stream"] = {"schema": _ref("Event")}
     return {"post": {"summary": summary, "requestBody": body, "responses": responses}}
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from deploy.chat import chat
 from settings.config import ChatConfig
+from tests.deploy.conftest import Launch
+from tests.deploy.launch import HEXSERVE
 
 CONFIG = ChatConfig("http://server", None, None, None, None, None)
 
@@ -145,3 +147,13 @@ def test_interrupting_at_the_prompt_ends(server: Server) -> None:
         transport=httpx.MockTransport(server),
     )
     assert server.requests == []
+
+
+def test_the_command(launch: Launch) -> None:
+    shown = launch(*HEXSERVE, "chat")  # standard input is empty
+    assert shown.exit_code() == 0
+    assert "/reset begins anew" in shown.output
+    shown = launch(*HEXSERVE, "chat", "--url=h:1")
+    assert shown.exit_code() == 2
+    assert "hexserve: --url=h:1: a URL begins with" in shown.output
+    assert "Traceback" not in shown.output

@@ -48,6 +48,20 @@ def test_https_and_a_key(launch: Launch) -> None:
     assert "the-key" not in launcher.output
 
 
+def test_the_demo_asks_itself_by_https_and_key(launch: Launch) -> None:
+    demo = launch(
+        *HEXSERVE,
+        "demo",
+        "--model=fake",
+        "--once",
+        f"--ssl_certfile={CERTIFICATE}",
+        f"--ssl_keyfile={KEY}",
+        "--api_key=one,two",
+    )
+    assert demo.exit_code() == 0, demo.output
+    demo.wait_for(r"first text after \d+ ms")
+
+
 @pytest.mark.parametrize(
     ("certificate", "key", "message"),
     [
