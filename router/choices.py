@@ -61,17 +61,17 @@ class Choices:
             kept += reversed(ranked[-self._n :])
         return kept
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces as they come, each with its choice's number. Closing this aborts all choices.
 
         Raises:
             ServingError: one of them failed; the others are aborted.
         """
         if len(self._sequences) == 1:  # the usual case needs no task
-            async with aclosing(self._sequences[0].pieces()) as pieces:
-                async for piece in pieces:
-                    yield 0, piece
-            return
+            return self._sequences[0].pieces()
+        return self._merged()
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
         room = asyncio.Semaphore(MAX_AT_ONCE)
         tasks = [
@@ -99,9 +99,9 @@ async def _run(
     merged: asyncio.Queue[tuple[int, Piece] | Exception],
 ) -> None:
     try:
-        async with room, aclosing(sequence.pieces()) as pieces:
-            async for piece in pieces:
-                merged.put_nowait((number, piece))
+        async with room, aclosing(sequence.pieces(number)) as pieces:
+            async for numbered in pieces:
+                merged.put_nowait(numbered)
     except Exception as error:
         merged.put_nowait(error)
 

@@ -55,7 +55,7 @@ def describe(context: GatewayContext) -> Schema:
         "/ping": ping,
     }  # fmt: skip
     paths["/v1/models/{name}"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": "name", "in": "path", "required": True, "schema": {"enum": names[:-1]}}
     ]
     paths["/health"]["get"]["responses"]["503"] = _answer("Not ready", "Health")
     paths.setdefault(context.predict_route, predict)

@@ -269,7 +269,6 @@ TOKENIZE: Schema = {
 
 DETOKENIZE = _object({"model": _MODEL, "tokens": _TOKENS}, ("tokens",))
 
-_CHAT_MARK: Schema = {"enum": [CHAT_FORMAT]}
 _NO_ADAPTER = _only("")
 _TEXT_INSTANCE = _object(
     {
@@ -285,14 +284,13 @@ _TEXT_INSTANCE = _object(
         "suffix": _only(""),
         "logprobs": _only(),
         "return_token_ids": _only(False),
-    },
-    ("prompt",),
+    }
 )
 _CHAT_INSTANCE: Schema = {
     **CHAT,
     "properties": {
         **CHAT["properties"],
-        "@requestFormat": _CHAT_MARK,
+        "@requestFormat": {"enum": [CHAT_FORMAT]},
         "dynamic-lora": _NO_ADAPTER,
     },
     "required": ["messages", "@requestFormat"],
@@ -304,8 +302,8 @@ PREDICTION: Schema = {
             {
                 "instances": {
                     "type": "array",
-                    # parameters may hold what is missing here.
-                    "items": {"type": "object"},
+                    # Nothing is required of one: parameters may hold it.
+                    "items": {"anyOf": [_TEXT_INSTANCE, {**_CHAT_INSTANCE, "required": []}]},
                     "minItems": 1,
                     "maxItems": MAX_INSTANCES,
                     "examples": [[{"prompt": "What is a car?", "max_tokens": 50}]],
@@ -318,4 +316,3 @@ PREDICTION: Schema = {
         _CHAT_INSTANCE,
     ]
 }
-INSTANCE: Schema = {"anyOf": [_TEXT_INSTANCE, _CHAT_INSTANCE]}

@@ -52,8 +52,10 @@ class TextSequence:
         """Output tokens so far."""
         return self._assembler.completion_tokens
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Generate. Closing this early, or cancelling it, aborts the request on the workers.
+    async def pieces(self, number: int = 0) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Generate pieces, each with `number` beside it, for whoever merges several sequences.
+
+        Closing this early, or cancelling it, aborts the sequence on the workers.
 
         Raises:
             ServingError: as the generator does.
@@ -84,12 +86,12 @@ class TextSequence:
                     if piece.finish is not None:
                         last_piece = piece
                         break
-                    yield piece
+                    yield number, piece
             # A stop string has ended the generation above, before a slow client takes this.
             if last_piece is None or last_piece.finish is None:
                 raise GenerationFailed("the output ended without a reason")
             reason = last_piece.finish
-            yield last_piece
+            yield number, last_piece
         except (GeneratorExit, asyncio.CancelledError):
             if reason == "error":
                 reason = "abort"
