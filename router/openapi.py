@@ -31,7 +31,7 @@ _LOOKED_UP = (401, 404, 405, 429)
 
 def describe(context: GatewayContext) -> Schema:
     """The description of an application with this context."""
-    names = [*context.served_model_names, *ANY_MODEL, None]
+    names = list(context.served_model_names)
     predict = _post(
         "Serve the instances of a prediction, or a chat marked by its @requestFormat",
         "Prediction", streams=True,
@@ -55,13 +55,13 @@ def describe(context: GatewayContext) -> Schema:
         "/ping": ping,
     }  # fmt: skip
     paths["/v1/models/{name}"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"enum": names[:-1]}}
+        {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}
     ]
     paths["/health"]["get"]["responses"]["503"] = _answer("Not ready", "Health")
     paths.setdefault(context.predict_route, predict)
     paths.setdefault(context.health_route, ping)
     schemas: Schema = {
-        requests.MODEL_NAME: {"enum": names},
+        requests.MODEL_NAME: {"enum": [*names, *ANY_MODEL, None]},
         "Error": answers.ERROR,
         "Event": answers.EVENT,
         "Metrics": {"type": "string"},
