@@ -235,6 +235,20 @@ async def test_a_body_that_is_no_json_object(
     check_error(await client.request("POST", COMPLETION, content=content), 400, *parts)
 
 
+async def test_of_a_large_value_the_beginning_is_shown(client: Client) -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    for value, shown in (
+        ("x" * 5_000_000, '"xxx'),
+        ([{"a": 1}] * 500_000, '[{"a": 1}, '),
+        (deep, "[[["),
+    ):
+        response = await client.post(COMPLETION, {"prompt": "p", "temperature": value})
+        check_error(response, 400, f"got {shown}", "…", param="temperature")
+        assert len(response.text) < 250
+
+
 @pytest.mark.parametrize(("path", "body"), [(COMPLETION, {"prompt": "p"}), (CHAT, {})])
 async def test_an_unknown_model(client: Client, path: str, body: dict[str, Any]) -> None:
     response = await client.post(path, {**body, "model": "gpt-5"})
