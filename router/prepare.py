@@ -61,15 +61,6 @@ async def prepare_completion(
     request = _read(context, fields, read_completion)
     prompts = await completion_tokens(context, request)
     options = request.options
-    echo = None
-    if request.echo:
-        echo = [
-            prompt
-            if isinstance(prompt, str)
-            else context.tokenizer.decode(prompt, skip_special_tokens=options.skip_special_tokens)
-            for prompt in request.prompts
-        ]
-    answer = CompletionAnswer(context.tokenizer, options, record.id, prompts=prompts, echo=echo)
     choices = _choices(
         context,
         options,
@@ -78,13 +69,28 @@ async def prepare_completion(
         param=fields.param("prompt"),
         candidates=request.candidates,
     )
+    echo = None
+    if request.echo:  # only now it is known that they are short enough to be decoded here
+        echo = [
+            prompt
+            if isinstance(prompt, str)
+            else context.tokenizer.decode(prompt, skip_special_tokens=options.skip_special_tokens)
+            for prompt in request.prompts
+        ]
+    answer = CompletionAnswer(context.tokenizer, options, record.id, prompts=prompts, echo=echo)
     return PreparedRequest(choices, answer, options)
 
 
 async def prepare_chat(
-    context: GatewayContext, fields: Fields, record: RequestRecord
+    context: GatewayContext,
+    fields: Fields,
+    record: RequestRecord,
+    *,
+    answer_id: str | None = None,
 ) -> PreparedRequest:
     """Check and tokenize a chat request.
+
+    `answer_id` names the answer where the record's id would name several.
 
     Raises:
         ServingError: the server is not ready, or the request cannot be served.
@@ -93,7 +99,7 @@ async def prepare_chat(
     param = fields.param("messages")
     prompt = await chat_tokens(context, request.messages, param)
     options = request.options
-    answer = ChatAnswer(context.tokenizer, options, record.id, prompt=prompt)
+    answer = ChatAnswer(context.tokenizer, options, answer_id or record.id, prompt=prompt)
     choices = _choices(context, options, [prompt], record, param=param)
     return PreparedRequest(choices, answer, options)
 

@@ -82,7 +82,7 @@ async def _all(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_one(context, instance, f"instances[{number}].", record))
+                group.create_task(_one(context, instance, number, record))
                 for number, instance in enumerate(instances)
             ]
     except* ServingError as failures:
@@ -96,13 +96,15 @@ async def _all(
 
 
 async def _one(
-    context: GatewayContext, instance: dict[str, Any], prefix: str, record: RequestRecord
+    context: GatewayContext, instance: dict[str, Any], number: int, record: RequestRecord
 ) -> str | dict[str, Any]:
-    fields = Fields(instance, prefix=prefix, integral_floats=True)
+    fields = Fields(instance, prefix=f"instances[{number}].", integral_floats=True)
     fields.only("stream", [False], "only the single instance of a body can be streamed")
     _refuse_adapter(fields)
     if _is_chat(fields):
-        return await (await prepare_chat(context, fields, record)).whole()
+        answer_id = f"{record.id}-{number}"
+        prepared = await prepare_chat(context, fields, record, answer_id=answer_id)
+        return await prepared.whole()
     prepared, head = await _prepare_text(context, fields, record)
     (output,) = await prepared.choices.whole()
     return head + output.text

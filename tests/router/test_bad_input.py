@@ -114,6 +114,7 @@ async def test_a_wrong_field_is_named(
         ({"prompt": [1, -1]}, "prompt", ["prompt[1]", "-1"]),
         ({"prompt": [VOCAB]}, "prompt", [str(VOCAB), f"0 to {VOCAB - 1}"]),
         ({"prompt": "a\ud800"}, "prompt", ["surrogate"]),
+        ({"prompt": [10**30] * MAX_MODEL_LEN, "echo": True}, "prompt", [f"{MAX_MODEL_LEN} tok"]),
         ({"prompt": "p", "echo": True, "logprobs": 0}, "logprobs", ["echo=true"]),
         ({"prompt": "p", "suffix": "s"}, "suffix", ["suffix"]),
         ({"prompt": "p", "best_of": 129}, "best_of", ["from 1 to 128", "129"]),

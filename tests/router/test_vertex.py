@@ -78,6 +78,8 @@ async def test_chat_instances(client: Client, generator: ScriptedGenerator) -> N
     both = await predict(client, CHAT, {"prompt": "p", "raw_response": True})
     assert both[0]["object"] == "chat.completion"
     assert both[1] == "Hello"
+    first, second = await predict(client, CHAT, CHAT)
+    assert first["id"] != second["id"]
 
 
 async def test_a_body_that_is_a_chat_itself(client: Client, generator: ScriptedGenerator) -> None:
