@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The kernels are built for the jaxlib they will run with, so in this environment.
 BUILD := scikit-build-core cmake ninja 'jaxlib>=0.10.0'
 
-.PHONY: demo test test-full test-sanitized lint clean
+.PHONY: demo test test-full test-contract test-sanitized lint clean
 
 NATIVE := $(wildcard engine/kernels/cpu/csrc/*) engine/kernels/cpu/cmake/CMakeLists.txt
 
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-test
 # Every golden prompt on every placement; about half an hour.
 test-full: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m full tests/model $(ARGS)
+
+# The API against its own description, by generated requests; a minute or two.
+test-contract: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m contract tests/router/test_contract.py $(ARGS)
 
 # The C++ kernels under the address and undefined behaviour sanitizers.
 SANITIZED := build/sanitized

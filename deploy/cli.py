@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import NoReturn, TypeVar
 
-from settings.command_line import demo_config, serve_config
+from settings.command_line import chat_config, demo_config, serve_config
 from settings.environment import quiet_grpc, read_environment
 from settings.errors import ConfigError
 
@@ -24,6 +24,7 @@ usage: hexserve COMMAND [FLAGS]
   serve   serve a model over HTTP           hexserve serve --model demo --disagg_topo=1,1
   demo    serve the demo model and ask it   hexserve demo [--once]
   models  list the models that are served   hexserve models [--markdown]
+  chat    talk with a model at a terminal   hexserve chat --url http://127.0.0.1:7080
 
 `hexserve --version` tells the version, `hexserve COMMAND --help` lists the flags.
 """
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _demo_main(arguments[1:])
     elif command == "models":
         _models_main(arguments[1:])
+    elif command == "chat":
+        _chat_main(arguments[1:])
     elif command in ("-h", "--help", "help"):
         print(USAGE)
     elif command == "--version":
@@ -86,6 +89,16 @@ def _models_main(arguments: list[str]) -> None:
     if arguments not in ([], ["--markdown"]):
         _fail(ConfigError(f"models: only --markdown is taken, not {' '.join(arguments)}"), 2)
     print(markdown_table(families()) if arguments else plain_list(families()))
+
+
+def _chat_main(arguments: list[str]) -> None:
+    config = _configured(lambda: chat_config(arguments, read_environment()))
+    from deploy.chat import chat
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its line editing
+
+    chat(config)
 
 
 def _configured(make: Callable[[], _T]) -> _T:

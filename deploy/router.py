@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,28 @@ def listen(http: HttpConfig) -> socket.socket:
     """Bind the HTTP port, before anything costly is started.
 
     Raises:
-        ConfigError: the address is in use or not this machine's.
+        ConfigError: the address is in use or not this machine's, or the certificate is broken.
     """
+    _check_certificate(http)
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     try:
         return socket.create_server((http.host, http.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(f"--host={http.host} --port={http.port}: {error.strerror}") from error
+
+
+def _check_certificate(http: HttpConfig) -> None:
+    if http.ssl_certfile is None:
+        return
+    flags = f"--ssl_certfile={http.ssl_certfile}"
+    if http.ssl_keyfile is not None:
+        flags += f" --ssl_keyfile={http.ssl_keyfile}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A key with a password is refused: nobody is there to type it.
+        context.load_cert_chain(http.ssl_certfile, http.ssl_keyfile, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{flags}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,10 @@ async def running_router(
         seeds=random.Random(model.seed),
         predict_route=http.predict_route,
         health_route=http.health_route,
+        api_keys=http.api_keys,
+        allowed_origins=http.allowed_origins,
+        max_requests=http.max_concurrent_requests,
+        max_body_bytes=http.max_body_bytes,
     )
     server = _Server(
         uvicorn.Config(
@@ -141,6 +161,8 @@ async def running_router(
             lifespan="off",
             timeout_graceful_shutdown=CUT_OFF_S,
             server_header=False,
+            ssl_certfile=http.ssl_certfile,
+            ssl_keyfile=http.ssl_keyfile,
         )
     )
     host, port = listener.getsockname()[:2]
@@ -148,7 +170,7 @@ async def running_router(
     pool.open()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield RunningRouter(f"http://{shown}:{port}", pool, dispatcher)
+        yield RunningRouter(f"{http.scheme}://{shown}:{port}", pool, dispatcher)
     finally:
         dispatcher.drain()
         server.should_exit = True

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkpoint.tokenizer import Tokenizer
+from router.errors import ServingError
 from router.logprobs import chat_logprobs, completion_logprobs
 from router.output import Piece
+from router.sampling import RequestOptions
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def event(value: object) -> bytes:
     """A server-sent event that carries a value as JSON."""
-    return f"data: {_encode(value)}\n\n".encode()
+    return f"data: {encode_json(value)}\n\n".encode()
 
 
 class Answer(ABC):
@@ -28,110 +30,125 @@ class Answer(ABC):
     A chunk's constant parts are encoded once; each event encodes only its choice.
 
     Args:
-        public_id: the answer's id, without the kind's prefix.
-        model: the served model's name.
-        prompt: the prompt's token ids, to be told where `return_token_ids`.
-        logprobs, return_token_ids: whether choices tell them.
-        usage_in_chunks: chunks have a `usage`, null but where it is given.
+        options: the request's; they say whether choices tell log-probabilities and token ids,
+            and chunks their usage, which is null but where it is given.
+        answer_id: the answer's id, without the kind's prefix.
     """
 
     id_prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        public_id: str,
-        model: str,
-        prompt: Sequence[int],
-        logprobs: bool,
-        return_token_ids: bool,
-        usage_in_chunks: bool,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: RequestOptions, answer_id: str) -> None:
         self._tokenizer = tokenizer
-        self._prompt = list(prompt)
-        self._logprobs = logprobs
-        self._return_token_ids = return_token_ids
-        self._usage_in_chunks = usage_in_chunks
-        self._id = self.id_prefix + public_id
-        self._model = model
+        self._options = options
+        self._id = self.id_prefix + answer_id
         self._created = int(time.time())
-        self._chunk_head = "data: " + _encode(self._head(self.chunk_kind))[:-1] + ',"choices":['
+        self._chunk_head = "data: " + encode_json(self._head(self.chunk_kind))[:-1] + ',"choices":['
 
-    def whole(self, piece: Piece, usage: dict[str, object]) -> dict[str, Any]:
-        """The answer as one object."""
+    def whole(self, outputs: Sequence[Piece], usage: dict[str, object]) -> dict[str, Any]:
+        """The answer as one object; `outputs` are the choices in order."""
         return {
             **self._head(self.kind),
-            "choices": [self._whole_choice(piece)],
+            "choices": [self._whole_choice(*numbered) for numbered in enumerate(outputs)],
             "usage": usage,
             **self._whole_extras(),
         }
 
-    @abstractmethod
-    def first_events(self, piece: Piece, usage: dict[str, object] | None) -> bytes:
-        """The events of a stream's first piece."""
+    # ---- a stream; see router.event_stream.StreamedAnswer ----
 
-    def piece_event(self, piece: Piece, usage: dict[str, object] | None) -> bytes:
-        """The event of a further piece."""
-        return self._chunk(self._chunk_choice(piece), usage)
-
-    def usage_event(self, usage: dict[str, object]) -> bytes:
-        """The event without choices that ends a stream whose usage was asked for."""
-        return f'{self._chunk_head}],"usage":{_encode(usage)}}}\n\n'.encode()
+    @property
+    def usage_in_pieces(self) -> bool:
+        return self._options.continuous_usage
 
     @abstractmethod
-    def _whole_choice(self, piece: Piece) -> dict[str, Any]: ...
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes: ...
+
+    def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        return self._chunk(self._chunk_choice(number, piece), usage)
+
+    def last_events(self, usage: dict[str, object]) -> bytes:
+        """An event without choices that tells the usage, where it was asked for, and the end."""
+        if not self._options.include_usage:
+            return DONE_EVENT
+        return f'{self._chunk_head}],"usage":{encode_json(usage)}}}\n\n'.encode() + DONE_EVENT
+
+    def error_event(self, error: ServingError) -> bytes:
+        return event(error.body())
+
+    # ---- parts ----
 
     @abstractmethod
-    def _chunk_choice(self, piece: Piece) -> dict[str, Any]: ...
+    def _whole_choice(self, number: int, output: Piece) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _chunk_choice(self, number: int, piece: Piece) -> dict[str, Any]: ...
 
     def _whole_extras(self) -> dict[str, Any]:
         return {}
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        model = self._options.model
+        return {"id": self._id, "object": kind, "created": self._created, "model": model}
 
     def _chunk(
         self, choice: dict[str, Any], usage: dict[str, object] | None, extras: str = ""
     ) -> bytes:
         tail = ""
-        if self._usage_in_chunks:
-            tail = f',"usage":{_encode(usage)}'
-        return f"{self._chunk_head}{_encode(choice)}]{tail}{extras}}}\n\n".encode()
+        if self._options.include_usage:
+            tail = f',"usage":{encode_json(usage)}'
+        return f"{self._chunk_head}{encode_json(choice)}]{tail}{extras}}}\n\n".encode()
 
 
 class CompletionAnswer(Answer):
-    """The answer of `/v1/completions`. Prompt token ids stand in the choice."""
+    """The answer of `/v1/completions`. Prompt token ids stand in the choice.
+
+    Args:
+        prompts: the token ids of each; every one has equally many choices.
+        echo: the texts that their choices begin with, None for none.
+    """
 
     id_prefix = "cmpl-"
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def first_events(self, piece: Piece, usage: dict[str, object] | None) -> bytes:
-        """One event; it tells the prompt's token ids."""
-        return self._chunk(self._with_prompt(self._chunk_choice(piece)), usage)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: RequestOptions,
+        answer_id: str,
+        *,
+        prompts: Sequence[Sequence[int]],
+        echo: Sequence[str] | None,
+    ) -> None:
+        super().__init__(tokenizer, options, answer_id)
+        self._prompts = prompts
+        self._echo = echo
 
-    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
-        return self._with_prompt(self._chunk_choice(piece))
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        """One event; it tells the prompt, where that was asked for."""
+        return self._chunk(self._whole_choice(number, piece), usage)
 
-    def _chunk_choice(self, piece: Piece) -> dict[str, Any]:
+    def _whole_choice(self, number: int, output: Piece) -> dict[str, Any]:
+        choice = self._chunk_choice(number, output)
+        prompt = number // self._options.n
+        if self._echo is not None:
+            choice["text"] = self._echo[prompt] + choice["text"]
+        if self._options.return_token_ids:
+            choice["prompt_token_ids"] = list(self._prompts[prompt])
+        return choice
+
+    def _chunk_choice(self, number: int, piece: Piece) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": 0,
+            "index": number,
             "text": piece.text,
             "logprobs": completion_logprobs(self._tokenizer, piece.scored)
-            if self._logprobs
+            if self._options.tells_logprobs
             else None,
             "finish_reason": piece.finish,
         }
-        if self._return_token_ids:
+        if self._options.return_token_ids:
             choice["token_ids"] = piece.tokens
-        return choice
-
-    def _with_prompt(self, choice: dict[str, Any]) -> dict[str, Any]:
-        if self._return_token_ids:
-            choice["prompt_token_ids"] = self._prompt
         return choice
 
 
@@ -142,36 +159,51 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def first_events(self, piece: Piece, usage: dict[str, object] | None) -> bytes:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: RequestOptions,
+        answer_id: str,
+        *,
+        prompt: Sequence[int],
+    ) -> None:
+        super().__init__(tokenizer, options, answer_id)
+        self._prompt = list(prompt)
+
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
         """A chunk that tells the role, with the prompt's token ids, and the piece's."""
         choice = {
-            "index": 0,
+            "index": number,
             "delta": {"role": "assistant", "content": "", "refusal": None},
             "logprobs": None,
             "finish_reason": None,
         }
         extras = ""
-        if self._return_token_ids:
-            extras = f',"prompt_token_ids":{_encode(self._prompt)}'
-        return self._chunk(choice, None, extras) + self.piece_event(piece, usage)
+        if self._options.return_token_ids and number == 0:
+            extras = f',"prompt_token_ids":{encode_json(self._prompt)}'
+        return self._chunk(choice, usage, extras) + self.piece_event(number, piece, usage)
 
-    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice("message", message, piece)
+    def _whole_choice(self, number: int, output: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        return self._choice(number, "message", message, output)
 
-    def _chunk_choice(self, piece: Piece) -> dict[str, Any]:
-        return self._choice("delta", {"content": piece.text} if piece.text else {}, piece)
+    def _chunk_choice(self, number: int, piece: Piece) -> dict[str, Any]:
+        return self._choice(number, "delta", {"content": piece.text} if piece.text else {}, piece)
 
-    def _choice(self, name: str, content: dict[str, Any], piece: Piece) -> dict[str, Any]:
+    def _choice(
+        self, number: int, name: str, content: dict[str, Any], piece: Piece
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": 0,
+            "index": number,
             name: content,
-            "logprobs": chat_logprobs(self._tokenizer, piece.scored) if self._logprobs else None,
+            "logprobs": chat_logprobs(self._tokenizer, piece.scored)
+            if self._options.tells_logprobs
+            else None,
             "finish_reason": piece.finish,
         }
-        if self._return_token_ids:
+        if self._options.return_token_ids:
             choice["token_ids"] = piece.tokens
         return choice
 
     def _whole_extras(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prompt} if self._return_token_ids else {}
+        return {"prompt_token_ids": self._prompt} if self._options.return_token_ids else {}

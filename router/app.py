@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 
 from router.context import GatewayContext
-from router.disconnect import ClientLeft
-from router.errors import ServingError
+from router.error_responses import add_error_handlers
+from router.gate import Gate
 from router.openai_api import openai_routes
+from router.openapi import describe
+from router.request_log import RequestLog
+from router.token_api import token_routes
 from router.vertex_api import predict
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -18,8 +20,9 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def create_app(context: GatewayContext) -> FastAPI:
     """Build the application that serves one model."""
-    app = FastAPI(title="hexserve", redirect_slashes=False)
+    app = FastAPI(title="hexserve", redirect_slashes=False, redoc_url=None)
     app.include_router(openai_routes(context))
+    app.include_router(token_routes(context))
 
     async def generate(request: Request) -> Response:
         """Serve prediction instances."""
@@ -51,38 +54,28 @@ def create_app(context: GatewayContext) -> FastAPI:
         app.add_api_route(path, generate, methods=["POST"])
     for path in dict.fromkeys(("/ping", context.health_route)):
         app.add_api_route(path, ping, methods=["GET"])
-    _add_error_handlers(app)
+    add_error_handlers(app)
+    _add_middleware(app, context)
+    description = describe(context)
+    app.openapi = lambda: description  # type: ignore[method-assign]
     return app
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    """Give every error OpenAI's body."""
-
-    async def serving_error(request: Request, error: ServingError) -> Response:
-        headers = {}
-        if error.retry_after_s is not None:
-            headers["Retry-After"] = str(error.retry_after_s)
-        if error.status == 413:
-            headers["Connection"] = "close"  # the rest of the body may not have been read
-        return JSONResponse(error.body(), status_code=error.status, headers=headers)
-
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        messages = {
-            404: f"no such path: {request.url.path}",
-            405: f"{request.method} is not allowed on {request.url.path}",
-        }
-        refusal = ServingError(messages.get(error.status_code, error.detail))
-        refusal.type = "invalid_request_error"
-        return JSONResponse(refusal.body(), status_code=error.status_code, headers=error.headers)
-
-    async def client_left(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return JSONResponse(ServingError("internal error").body(), status_code=500)
-
-    app.exception_handler(ServingError)(serving_error)
-    app.exception_handler(HTTPException)(http_error)
-    app.exception_handler(ClientLeft)(client_left)
-    app.exception_handler(ClientDisconnect)(client_left)
-    app.exception_handler(Exception)(unexpected)
+def _add_middleware(app: FastAPI, context: GatewayContext) -> None:
+    """What every request passes; the last to be added is the first to be passed."""
+    probed = {"/ping", "/health", "/metrics", context.health_route}
+    app.add_middleware(
+        Gate,
+        api_keys=context.api_keys,
+        max_requests=context.max_requests,
+        open_paths=probed | {"/version", "/docs", "/openapi.json"},
+    )
+    app.add_middleware(RequestLog, probed=probed)
+    if context.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )

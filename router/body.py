@@ -1,27 +1,34 @@
-"""Reads a request's body: limited in size, valid JSON, an object."""
+"""Reads a request's body: limited in size and time, valid JSON, an object."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 from starlette.requests import Request
 
-from router.errors import BadRequest, BodyTooLarge
+from router.context import GatewayContext
+from router.errors import BadRequest, BodyTimeout, BodyTooLarge
 from router.fields import show
 
 _DRAINED_LIMITS = 10
 """A body over the limit is read to its end, unless it is this many times the limit."""
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object.
+async def read_object(request: Request, context: GatewayContext) -> dict[str, Any]:
+    """The body as a JSON object, within the limits of `context`.
 
     Raises:
-        BodyTooLarge: over `max_bytes`.
+        BodyTooLarge: over `max_body_bytes`.
+        BodyTimeout: not there after `body_timeout_s`.
         BadRequest: not JSON, or no object.
     """
-    body = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(context.body_timeout_s):
+            body = await _read(request, context.max_body_bytes)
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive within {context.body_timeout_s:g} s") from None
     try:
         value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

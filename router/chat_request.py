@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +12,20 @@ from router.errors import BadRequest
 from router.fields import Fields, check_text, show
 from router.sampling import RequestOptions, read_options
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 2048
 """A body may hold hundreds of thousands; reading them would hold up every other stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation whose messages have string contents, and what to do with it."""
+    """A conversation and what to do with it.
 
-    messages: list[dict[str, str]]
+    Each message is as chat templates expect it: `role`, `content` (a string), and where there
+    are any `tool_calls` (their arguments as objects) and `tool_call_id`.
+    """
+
+    messages: list[dict[str, Any]]
     options: RequestOptions
 
 
@@ -31,14 +35,13 @@ def read_chat(
     model: str,
     limits: ModelLimits,
     defaults: Mapping[str, float],
-    seeds: random.Random,
 ) -> ChatRequest:
     """Read and check a chat request.
 
     Raises:
         BadRequest: a field is wrong, unknown, or its feature is not there.
     """
-    messages = _messages(fields)
+    messages = read_messages(fields)
     _refuse_missing_features(fields)
     older = fields.optional_integer("max_tokens", low=1)
     newer = fields.optional_integer("max_completion_tokens", low=1)
@@ -48,7 +51,6 @@ def read_chat(
         model=model,
         limits=limits,
         defaults=defaults,
-        seeds=seeds,
         max_tokens=older if newer is None else newer,
         max_tokens_param=fields.param(name),
         default_max_tokens=None,
@@ -70,7 +72,12 @@ def _top_logprobs(fields: Fields) -> int | None:
     return None
 
 
-def _messages(fields: Fields) -> list[dict[str, str]]:
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The field `messages`; see ChatRequest.
+
+    Raises:
+        BadRequest: it is missing, or something in it is wrong.
+    """
     value, param = fields.raw("messages"), fields.param("messages")
     if value is None:
         raise BadRequest(f"{param} is required", param=param)
@@ -85,7 +92,7 @@ def _messages(fields: Fields) -> list[dict[str, str]]:
     return [_message(item, f"{param}[{number}]") for number, item in enumerate(value)]
 
 
-def _message(value: Any, param: str) -> dict[str, str]:
+def _message(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{param} must be an object, got {show(value)}", param=param)
     fields = Fields(value, prefix=f"{param}.")
@@ -97,21 +104,71 @@ def _message(value: Any, param: str) -> dict[str, str]:
         )
     fields.text("name")
     # Clients send an earlier answer back whole, with its empty fields.
-    for name in ("tool_calls", "function_call", "annotations", "audio", "refusal"):
-        fields.only(name, [[]], "messages can only hold text")
-    content = _content(fields.raw("content"), f"{param}.content")
-    fields.finish()
+    for name in ("function_call", "annotations", "audio", "refusal"):
+        fields.only(name, [[]], "messages can only hold text and tool calls")
     # Chat templates know the role by its older name.
-    return {"role": "system" if role == "developer" else role, "content": content}
+    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    if role == "tool":
+        message["tool_call_id"] = check_text(fields.raw("tool_call_id"), f"{param}.tool_call_id")
+    calls = fields.raw("tool_calls") if role == "assistant" else None
+    if calls:
+        message["tool_calls"] = _tool_calls(calls, f"{param}.tool_calls")
+    else:
+        fields.only("tool_calls", [[]], "only an assistant's message has tool calls")
+    content = fields.raw("content")
+    # A message that calls tools may have no text; templates expect a string all the same.
+    message["content"] = (
+        "" if content is None and calls else read_content(content, f"{param}.content")
+    )
+    fields.finish()
+    return message
 
 
-def _content(value: Any, param: str) -> str:
+def _tool_calls(value: Any, param: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise BadRequest(f"{param} must be a list, got {show(value)}", param=param)
+    return [_tool_call(call, f"{param}[{number}]") for number, call in enumerate(value)]
+
+
+def _tool_call(value: Any, param: str) -> dict[str, Any]:
+    """A call as templates expect it: its arguments are an object, not its JSON."""
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or value.get("type") != "function":
+        raise BadRequest(
+            f'{param} must be an object of type "function" with a function, got {show(value)}',
+            param=param,
+        )
+    name = check_text(function.get("name"), f"{param}.function.name")
+    text = check_text(function.get("arguments"), f"{param}.function.arguments")
+    try:
+        arguments = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise BadRequest(
+            f"{param}.function.arguments must be the JSON of an object, got {show(text)}",
+            param=f"{param}.function.arguments",
+        )
+    call_id = check_text(value.get("id"), f"{param}.id")
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def read_content(value: Any, param: str, kinds: Collection[str] = ("text",)) -> str:
+    """A message's content as one string: a string, or a list of text parts of these `kinds`.
+
+    Raises:
+        BadRequest: it is neither, or a part is no text.
+    """
     if value is None:
         raise BadRequest(f"{param} is required", param=param)
     if isinstance(value, list):
         if not value:
             raise BadRequest(f"{param} must not be an empty list", param=param)
-        return "\n".join(_part(part, f"{param}[{n}]") for n, part in enumerate(value))
+        return "\n".join(_part(part, f"{param}[{n}]", kinds) for n, part in enumerate(value))
     if not isinstance(value, str):
         raise BadRequest(
             f"{param} must be a string or a list of text parts, got {show(value)}", param=param
@@ -119,13 +176,14 @@ def _content(value: Any, param: str) -> str:
     return check_text(value, param)
 
 
-def _part(value: Any, param: str) -> str:
+def _part(value: Any, param: str, kinds: Collection[str]) -> str:
     if not isinstance(value, dict):
         raise BadRequest(f"{param} must be an object, got {show(value)}", param=param)
     kind = value.get("type")
-    if kind != "text":
+    if kind not in kinds:
         raise BadRequest(
-            f'{param}.type={show(kind)} is not supported: only parts of type "text" are',
+            f"{param}.type={show(kind)} is not supported: the model reads text, in parts of type "
+            f"{' or '.join(map(show, kinds))}",
             param=f"{param}.type",
         )
     return check_text(value.get("text"), f"{param}.text")

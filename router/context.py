@@ -15,7 +15,8 @@ from router.fields import check_text, show
 from router.generation import Generator
 from router.metrics import RouterMetrics
 
-_ANY_MODEL = ("", "hexllm")
+ANY_MODEL = ("", "hexllm")
+"""Names by which a client means whatever is served."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,11 @@ class GatewayContext:
             requests without them, from the model's generation_config.json.
         seeds: draws a seed for each request without one.
         predict_route, health_route: serve `/generate` and `/ping` there as well.
+        api_keys: see router.gate; none leaves the API open to all who reach it.
+        allowed_origins: web sites whose scripts may ask, or "*"; none are by default.
+        max_requests: those served at once; more are refused with 429.
         max_body_bytes: larger request bodies are refused with 413.
+        body_timeout_s: bodies that take longer to arrive are refused with 408.
     """
 
     generator: Generator
@@ -42,7 +47,11 @@ class GatewayContext:
     seeds: random.Random = field(default_factory=random.SystemRandom)
     predict_route: str = "/generate"
     health_route: str = "/ping"
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    max_requests: int = 2048
     max_body_bytes: int = 10 * 1024 * 1024
+    body_timeout_s: float = 60.0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def ready_limits(self) -> ModelLimits:
@@ -63,7 +72,7 @@ class GatewayContext:
             BadRequest: it is no string.
             ModelNotFound: no such model is served.
         """
-        if name is None or name in _ANY_MODEL:
+        if name is None or name in ANY_MODEL:
             return self.served_model_names[0]
         model = check_text(name, "model")
         if model not in self.served_model_names:

@@ -71,17 +71,18 @@ class Dispatcher:
         return {"state": state, "requests": len(self._flights), "workers": self._pool.describe()}
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str
+        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
         prompt, output = tuple(prompt), list[int]()
         refusing: set[Worker] = set()
         number = lost = 0
         while True:
-            attempt = AttemptId(request_id, number)
+            sequence = SequenceId(AttemptId(request_id, number), choice)
+            attempt = sequence.attempt
             number += 1
             before = len(output)
-            flight = self._take_off(attempt, prompt, tuple(output), sampling, refusing)
+            flight = self._take_off(sequence, prompt, tuple(output), sampling, refusing)
             finished = False
             try:
                 while not finished:
@@ -114,12 +115,13 @@ class Dispatcher:
 
     def _take_off(
         self,
-        attempt: AttemptId,
+        sequence: SequenceId,
         prompt: tuple[int, ...],
         output: tuple[int, ...],
         sampling: SamplingParams,
         refusing: set[Worker],
     ) -> Flight:
+        attempt = sequence.attempt
         workers = self._choose(refusing, only_first=sampling.max_tokens - len(output) == 1)
         transfer_id = b"" if len(workers) == 1 and workers[0].info.roles == COLOCATED else (
             secrets.token_bytes(TRANSFER_ID_BYTES)
@@ -129,10 +131,10 @@ class Dispatcher:
         sources = workers[0].info.sources
         try:
             for worker in workers:
-                sequence = SequenceRequest(
-                    SequenceId(attempt, 0), worker.info.roles, prompt, sampling, output, transfer_id
+                request = SequenceRequest(
+                    sequence, worker.info.roles, prompt, sampling, output, transfer_id
                 )
-                worker.start(StartOrder(attempt, (sequence,), sources))
+                worker.start(StartOrder(attempt, (request,), sources))
         except BaseException:  # values that the wire cannot carry
             self._land(attempt, flight, finished=False)
             raise

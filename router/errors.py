@@ -3,9 +3,11 @@
 ServingError
 ├── BadRequest      400: a field is wrong; names the field, its value and the limit
 │   └── ContextLengthExceeded: prompt and output do not fit the model's context
+├── Unauthorized    401: no valid API key
 ├── ModelNotFound   404
+├── BodyTimeout     408: the body did not arrive in time
 ├── BodyTooLarge    413
-├── Overloaded      429, Retry-After: every worker's queue is full
+├── Overloaded      429, Retry-After: too many requests, or every worker's queue is full
 ├── Unavailable     503, Retry-After: loading, draining, or no worker of a role is left
 └── GenerationFailed 500: the request was taken and then lost
 """
@@ -53,12 +55,28 @@ class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
 
 
+class Unauthorized(ServingError):
+    """401: no API key, or none of those that are valid here."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
 class ModelNotFound(ServingError):
     """404: no model of that name is served here."""
 
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class BodyTimeout(ServingError):
+    """408: the request's body did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class BodyTooLarge(ServingError):
@@ -70,7 +88,7 @@ class BodyTooLarge(ServingError):
 
 
 class Overloaded(ServingError):
-    """429: every worker refused; the same request may succeed later."""
+    """429: no room, here or at any worker; the same request may succeed later."""
 
     status = 429
     type = "rate_limit_error"

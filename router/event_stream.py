@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.answers import DONE_EVENT, Answer, event
+from router.choices import Choices
 from router.disconnect import ClientLeft, cancelled_on_disconnect
 from router.errors import GenerationFailed, ServingError
 from router.output import Piece
-from router.sampling import RequestOptions
-from router.sequence import TextSequence
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hexserve.router")
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,29 +24,55 @@ _HEADERS = [
 ]
 
 
-class EventStream(Response):
-    """Sends pieces as they come. A client that leaves closes `pieces` at once.
+class StreamedAnswer(Protocol):
+    """What an API sends for what happens; each method gives one or more whole events.
 
-    Args:
-        first: the first piece, already taken from `pieces`: errors before it have had an
-            HTTP status of their own. An error after it becomes an event, the stream's last.
+    `number` is the choice's; `usage` is the request's so far, and None unless
+    `usage_in_pieces`.
     """
+
+    @property
+    def usage_in_pieces(self) -> bool: ...
+
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        """Those of a choice's first piece."""
+
+    def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        """That of a further piece."""
+
+    def last_events(self, usage: dict[str, object]) -> bytes:
+        """After the last piece of the last choice."""
+
+    def error_event(self, error: ServingError) -> bytes:
+        """In place of whatever would have followed; nothing is sent after it."""
+
+
+class EventStream(Response):
+    """Sends pieces as they come. A client that leaves ends all choices at once. See `begin`."""
 
     def __init__(
         self,
-        first: Piece,
-        pieces: AsyncGenerator[Piece, None],
-        *,
-        sequence: TextSequence,
-        answer: Answer,
-        options: RequestOptions,
+        first: tuple[int, Piece],
+        pieces: AsyncGenerator[tuple[int, Piece], None],
+        choices: Choices,
+        answer: StreamedAnswer,
     ) -> None:
         super().__init__()
         self._first = first
         self._pieces = pieces
-        self._sequence = sequence
+        self._choices = choices
         self._answer = answer
-        self._options = options
+
+    @classmethod
+    async def begin(cls, choices: Choices, answer: StreamedAnswer) -> EventStream:
+        """Wait for the first piece.
+
+        Raises:
+            ServingError: an error before it, which has an HTTP status of its own. One after it
+                becomes an event, the stream's last.
+        """
+        pieces = choices.pieces()
+        return cls(await anext(pieces), pieces, choices, answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -62,18 +87,22 @@ class EventStream(Response):
             log.debug("a client left its stream")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        answer = self._answer
-        continuous = self._options.continuous_usage
+        answer, usage = self._answer, self._choices.usage
+        continuous = answer.usage_in_pieces
         try:
-            usage = self._sequence.usage() if continuous else None
-            yield answer.first_events(self._first, usage)
-            async for piece in self._pieces:
-                yield answer.piece_event(piece, self._sequence.usage() if continuous else None)
-            if self._options.include_usage:
-                yield answer.usage_event(self._sequence.usage())
-            yield DONE_EVENT
+            number, piece = self._first
+            yield answer.first_events(number, piece, usage() if continuous else None)
+            begun = {number}
+            async for number, piece in self._pieces:
+                current = usage() if continuous else None
+                if number in begun:
+                    yield answer.piece_event(number, piece, current)
+                else:
+                    begun.add(number)
+                    yield answer.first_events(number, piece, current)
+            yield answer.last_events(usage())
         except ServingError as error:
-            yield event(error.body())
+            yield answer.error_event(error)
         except Exception:
             log.exception("a stream broke")
-            yield event(GenerationFailed("internal error").body())
+            yield answer.error_event(GenerationFailed("internal error"))

@@ -10,12 +10,19 @@ from typing import Any
 from router.errors import BadRequest
 
 _SHOWN_CHARACTERS = 60
+_ENCODER = json.JSONEncoder()
 
 
 def show(value: object) -> str:
-    """A value as JSON for an error message, shortened."""
+    """A value as JSON for an error message, shortened: no more of it is encoded than is shown."""
+    if isinstance(value, str):
+        value = value[: _SHOWN_CHARACTERS + 1]
+    text = ""
     try:
-        text = json.dumps(value)
+        for part in _ENCODER.iterencode(value):
+            text += part
+            if len(text) > _SHOWN_CHARACTERS:
+                break
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -23,12 +23,13 @@ class Generator(Protocol):
         """A JSON-able account of the workers for `/health`."""
 
     def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str
+        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
         The last delta has `finish` set. Closing the generator early (`aclose`) aborts the
-        request on every worker that knows of it. `request_id` is internal and unique.
+        request on every worker that knows of it. `request_id` is internal and unique; `choice`
+        counts the outputs of one prompt and seed, and keys their noise.
 
         Raises:
             ServingError: see router.errors; before the first delta or between two.

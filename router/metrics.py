@@ -65,6 +65,11 @@ class RouterMetrics:
         self._e2e = self._histogram(
             "vllm:e2e_request_latency_seconds", "Request to last token.", _REQUEST_BUCKETS
         )
+        self._decode = self._histogram(
+            "vllm:request_decode_time_seconds", "First token to last token.", _REQUEST_BUCKETS
+        )
+        # A sequence that runs has all the blocks it can ever need, so none is put off.
+        self._counter("vllm:num_preemptions", "Sequences put off for want of blocks; always 0.")
         success = Counter(
             "vllm:request_success",
             "Requests ended, by reason.",
@@ -122,10 +127,15 @@ class RouterMetrics:
             for _ in range(count):
                 self._itl.observe(since_last_s / count)
 
-    def finished(self, reason: str, seconds: float) -> None:
-        """A request ended, one of FINISHED_REASONS; `seconds` after it arrived."""
+    def finished(self, reason: str, seconds: float, decode_s: float | None) -> None:
+        """A request ended, one of FINISHED_REASONS; `seconds` after it arrived.
+
+        `decode_s` is the time from its first token to its last; None without a token.
+        """
         self._success[reason].inc()
         self._e2e.observe(seconds)
+        if decode_s is not None:
+            self._decode.observe(decode_s)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -1,9 +1,7 @@
-"""The endpoints of the OpenAI API: completions, chat completions, models."""
+"""The endpoints of the OpenAI API: completions, chat completions, responses, models."""
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,9 +12,13 @@ from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
 from router.event_stream import EventStream
 from router.fields import Fields
-from router.prepare import PreparedRequest, prepare_chat, prepare_completion
-
-_MAX_ID_LENGTH = 128
+from router.prepare import (
+    PreparedRequest,
+    prepare_chat,
+    prepare_completion,
+    prepare_response,
+)
+from router.request_log import record_of
 
 
 def openai_routes(context: GatewayContext) -> APIRouter:
@@ -25,25 +27,26 @@ def openai_routes(context: GatewayContext) -> APIRouter:
 
     @routes.post("/completions")
     async def completions(request: Request) -> Response:
-        """Continue a prompt."""
-        arrived = time.perf_counter()
-        body = await read_object(request, context.max_body_bytes)
+        """Continue one or more prompts."""
+        body = await read_object(request, context)
         async with cancelled_on_disconnect(request.receive):
-            prepared = await prepare_completion(
-                context, Fields(body), public_id=public_id(request), arrived=arrived
+            return await respond(
+                await prepare_completion(context, Fields(body), record_of(request))
             )
-            return await respond(prepared)
 
     @routes.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        arrived = time.perf_counter()
-        body = await read_object(request, context.max_body_bytes)
+        body = await read_object(request, context)
         async with cancelled_on_disconnect(request.receive):
-            prepared = await prepare_chat(
-                context, Fields(body), public_id=public_id(request), arrived=arrived
-            )
-            return await respond(prepared)
+            return await respond(await prepare_chat(context, Fields(body), record_of(request)))
+
+    @routes.post("/responses")
+    async def responses(request: Request) -> Response:
+        """Answer a conversation in the shape of the responses API; nothing is stored."""
+        body = await read_object(request, context)
+        async with cancelled_on_disconnect(request.receive):
+            return await respond(await prepare_response(context, Fields(body), record_of(request)))
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:
@@ -67,26 +70,9 @@ async def respond(prepared: PreparedRequest) -> Response:
     Raises:
         ServingError: generation failed before there was anything to send.
     """
-    if not prepared.options.stream:
-        piece = await prepared.whole()
-        return JSONResponse(prepared.answer.whole(piece, prepared.sequence.usage()))
-    pieces = prepared.sequence.pieces()
-    first = await anext(pieces)
-    return EventStream(
-        first,
-        pieces,
-        sequence=prepared.sequence,
-        answer=prepared.answer,
-        options=prepared.options,
-    )
-
-
-def public_id(request: Request) -> str:
-    """The answer's id: what the client asks for by X-Request-Id, else random."""
-    wanted = request.headers.get("x-request-id", "")
-    if wanted and wanted.isascii() and wanted.isprintable() and len(wanted) <= _MAX_ID_LENGTH:
-        return wanted
-    return secrets.token_hex(16)
+    if prepared.options.stream:
+        return await EventStream.begin(prepared.choices, prepared.answer)
+    return JSONResponse(await prepared.whole())
 
 
 def _model(context: GatewayContext, name: str) -> dict[str, Any]:

@@ -1,115 +1,154 @@
-"""From a request's JSON object to a sequence that can be generated and the answer's shape."""
+"""From a request's JSON object to sequences that can be generated and the answer's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
-from router.answers import Answer, ChatAnswer, CompletionAnswer
-from router.chat_request import ChatRequest, read_chat
-from router.completion_request import CompletionRequest, read_completion
+from router.answers import ChatAnswer, CompletionAnswer
+from router.chat_request import read_chat
+from router.choices import Choices
+from router.completion_request import read_completion
 from router.context import GatewayContext
+from router.event_stream import StreamedAnswer
 from router.fields import Fields
-from router.output import Piece, join
+from router.output import Piece
 from router.prompts import chat_tokens, completion_tokens
+from router.record import RequestRecord
+from router.response_answer import ResponseAnswer
+from router.response_request import read_response
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
 
-_Request = TypeVar("_Request", ChatRequest, CompletionRequest)
+_Request = TypeVar("_Request")
+
+
+class WholeOrStreamed(StreamedAnswer, Protocol):
+    """An answer's shape in either form."""
+
+    def whole(self, outputs: Sequence[Piece], usage: dict[str, object]) -> dict[str, Any]:
+        """The answer as one object; `outputs` are the choices in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A checked and tokenized request; nothing has gone to a worker yet."""
 
-    sequence: TextSequence
-    answer: Answer
+    choices: Choices
+    answer: WholeOrStreamed
     options: RequestOptions
 
-    async def whole(self) -> Piece:
-        """Generate the whole output.
+    async def whole(self) -> dict[str, Any]:
+        """Generate everything; the answer as one object.
 
         Raises:
             ServingError: as the generator does.
         """
-        return join([piece async for piece in self.sequence.pieces()])
+        outputs = await self.choices.whole()
+        return self.answer.whole(outputs, self.choices.usage())
 
 
 async def prepare_completion(
-    context: GatewayContext, fields: Fields, *, public_id: str, arrived: float
+    context: GatewayContext, fields: Fields, record: RequestRecord
 ) -> PreparedRequest:
     """Check and tokenize a completion request.
 
     Raises:
         ServingError: the server is not ready, or the request cannot be served.
     """
-    return await _prepare(
+    request = _read(context, fields, read_completion)
+    prompts = await completion_tokens(context, request)
+    options = request.options
+    choices = _choices(
         context,
-        fields,
-        read=read_completion,
-        tokenize=completion_tokens,
-        prompt_field="prompt",
-        answer=CompletionAnswer,
-        public_id=public_id,
-        arrived=arrived,
+        options,
+        prompts,
+        record,
+        param=fields.param("prompt"),
+        candidates=request.candidates,
     )
+    echo = None
+    if request.echo:  # only now it is known that they are short enough to be decoded here
+        echo = [
+            prompt
+            if isinstance(prompt, str)
+            else context.tokenizer.decode(prompt, skip_special_tokens=options.skip_special_tokens)
+            for prompt in request.prompts
+        ]
+    answer = CompletionAnswer(context.tokenizer, options, record.id, prompts=prompts, echo=echo)
+    return PreparedRequest(choices, answer, options)
 
 
 async def prepare_chat(
-    context: GatewayContext, fields: Fields, *, public_id: str, arrived: float
+    context: GatewayContext,
+    fields: Fields,
+    record: RequestRecord,
+    *,
+    answer_id: str | None = None,
 ) -> PreparedRequest:
     """Check and tokenize a chat request.
+
+    `answer_id` names the answer where the record's id would name several.
 
     Raises:
         ServingError: the server is not ready, or the request cannot be served.
     """
-    return await _prepare(
-        context,
-        fields,
-        read=read_chat,
-        tokenize=chat_tokens,
-        prompt_field="messages",
-        answer=ChatAnswer,
-        public_id=public_id,
-        arrived=arrived,
-    )
+    request = _read(context, fields, read_chat)
+    param = fields.param("messages")
+    prompt = await chat_tokens(context, request.messages, param)
+    options = request.options
+    answer = ChatAnswer(context.tokenizer, options, answer_id or record.id, prompt=prompt)
+    choices = _choices(context, options, [prompt], record, param=param)
+    return PreparedRequest(choices, answer, options)
 
 
-async def _prepare(
-    context: GatewayContext,
-    fields: Fields,
-    *,
-    read: Callable[..., _Request],
-    tokenize: Callable[[GatewayContext, _Request], Awaitable[list[int]]],
-    prompt_field: str,
-    answer: type[Answer],
-    public_id: str,
-    arrived: float,
+async def prepare_response(
+    context: GatewayContext, fields: Fields, record: RequestRecord
 ) -> PreparedRequest:
+    """Check and tokenize a request of the responses API.
+
+    Raises:
+        ServingError: the server is not ready, or the request cannot be served.
+    """
+    request = _read(context, fields, read_response)
+    prompt = await chat_tokens(context, request.messages, "input")
+    answer = ResponseAnswer(context.tokenizer, request, record.id)
+    choices = _choices(context, request.options, [prompt], record, param="input")
+    return PreparedRequest(choices, answer, request.options)
+
+
+def _read(context: GatewayContext, fields: Fields, read: Callable[..., _Request]) -> _Request:
     limits = context.ready_limits()
-    request = read(
+    return read(
         fields,
         model=context.resolve_model(fields.raw("model")),
         limits=limits,
         defaults=context.generation_defaults,
-        seeds=context.seeds,
     )
-    options = request.options
-    prompt = await tokenize(context, request)
-    sampling = options.fit(
-        len(prompt), limits.max_model_len, prompt_param=fields.param(prompt_field)
-    )
-    return PreparedRequest(
-        TextSequence(context, prompt, sampling, options, arrived=arrived),
-        answer(
-            context.tokenizer,
-            public_id=public_id,
-            model=options.model,
-            prompt=prompt,
-            logprobs=options.sampling.top_logprobs is not None,
-            return_token_ids=options.return_token_ids,
-            usage_in_chunks=options.include_usage,
-        ),
-        options,
-    )
+
+
+def _choices(
+    context: GatewayContext,
+    options: RequestOptions,
+    prompts: Sequence[Sequence[int]],
+    record: RequestRecord,
+    *,
+    param: str,
+    candidates: int | None = None,
+) -> Choices:
+    candidates = candidates or options.n
+    max_model_len = context.ready_limits().max_model_len
+    sequences = []
+    for number, prompt in enumerate(prompts):
+        named = param if len(prompts) == 1 else f"{param}[{number}]"
+        sampling = options.fit(len(prompt), max_model_len, context.seeds, prompt_param=named)
+        if candidates > options.n and sampling.top_logprobs is None:
+            sampling = dataclasses.replace(sampling, top_logprobs=0)  # to rank them by
+        record.prompt_tokens += len(prompt)
+        sequences += [
+            TextSequence(context, prompt, sampling, options, record=record, choice=choice)
+            for choice in range(candidates)
+        ]
+    return Choices(sequences, n=options.n, candidates=candidates)

@@ -1,11 +1,11 @@
-"""From a request's prompt or messages to token ids, without stalling the event loop."""
+"""From a request's prompts or messages to token ids, without stalling the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from checkpoint.errors import ChatTemplateError
-from router.chat_request import ChatRequest
 from router.completion_request import CompletionRequest
 from router.context import GatewayContext
 from router.errors import BadRequest
@@ -14,46 +14,70 @@ _INLINE_CHARACTERS = 8192
 """Shorter text is tokenized in less time than a thread switch is worth."""
 
 
-async def completion_tokens(context: GatewayContext, request: CompletionRequest) -> list[int]:
-    """The prompt's token ids.
+async def completion_tokens(context: GatewayContext, request: CompletionRequest) -> list[list[int]]:
+    """Each prompt's token ids.
 
     Raises:
-        BadRequest: there are none.
+        BadRequest: a prompt has none.
     """
-    prompt = request.prompt
-    if not isinstance(prompt, str):
-        return prompt
-    if len(prompt) <= _INLINE_CHARACTERS:
-        tokens = context.tokenizer.encode(prompt)
-    else:
-        tokens = await asyncio.to_thread(context.tokenizer.encode, prompt)
-    return _not_empty(tokens, "prompt")
+
+    def encode() -> list[list[int]]:
+        return [
+            context.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            for prompt in request.prompts
+        ]
+
+    characters = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
+    prompts = encode() if characters <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    for tokens in prompts:
+        _not_empty(tokens, "prompt")
+    return prompts
 
 
-async def chat_tokens(context: GatewayContext, request: ChatRequest) -> list[int]:
-    """The token ids of the conversation as the model's chat template writes it.
+async def text_tokens(context: GatewayContext, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The token ids of a text, perhaps none."""
+    if len(text) <= _INLINE_CHARACTERS:
+        return context.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(context.tokenizer.encode, text, add_special_tokens)
+
+
+async def chat_tokens(
+    context: GatewayContext, messages: list[dict[str, Any]], param: str
+) -> list[int]:
+    """The prompt that a conversation is; as `message_tokens`, and never empty."""
+    return _not_empty(await message_tokens(context, messages, param), param)
+
+
+async def message_tokens(
+    context: GatewayContext,
+    messages: list[dict[str, Any]],
+    param: str = "messages",
+    *,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """The token ids of messages as the model's chat template writes them.
+
+    `add_special_tokens` is mostly wrong: the template has written them already.
 
     Raises:
-        BadRequest: the template refuses the messages.
+        BadRequest: the template refuses the messages, or the model has none.
     """
     template = context.require_chat_template()
 
     def encode() -> list[int]:
-        text = template.render(request.messages, add_generation_prompt=True)
-        # The template has written the special tokens already.
-        return context.tokenizer.encode(text, add_special_tokens=False)
+        text = template.render(messages, add_generation_prompt=add_generation_prompt)
+        return context.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    characters = sum(len(message["content"]) for message in request.messages)
+    characters = sum(len(message["content"]) for message in messages)
     try:
         if characters <= _INLINE_CHARACTERS:
-            tokens = encode()
-        else:
-            tokens = await asyncio.to_thread(encode)
+            return encode()
+        return await asyncio.to_thread(encode)
     except ChatTemplateError as error:
         raise BadRequest(
-            f"the model's chat template refuses messages: {error}", param="messages"
+            f"the model's chat template refuses {param}: {error}", param=param
         ) from error
-    return _not_empty(tokens, "messages")
 
 
 def _not_empty(tokens: list[int], param: str) -> list[int]:

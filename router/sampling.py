@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.types import ModelLimits, SamplingParams
+from protos.codec import MAX_CHOICES
 from router.errors import BadRequest, ContextLengthExceeded
 from router.fields import Fields, check_text, is_integer, show
 
@@ -18,7 +19,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
-_NUMBERS: Mapping[str, tuple[float, float]] = {
+NUMBERS: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -32,7 +33,7 @@ _SEED_MASK = 2**64 - 1
 # Dividing logits by less than this overflows; the choice is the greedy one long before.
 _GREEDY_BELOW = 1e-5
 
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     "user",
     "metadata",
     "store",
@@ -48,7 +49,10 @@ class RequestOptions:
     """All of a request but its prompt.
 
     Attributes:
-        sampling: complete but for `max_tokens`, which depends on the prompt; see `fit`.
+        sampling: complete but for what `fit` adds: `seed`, and `max_tokens`, which depends on
+            the prompt.
+        seed: as asked for, None when absent.
+        n: choices for each prompt.
         max_tokens: as asked for, None when absent.
         max_tokens_param: the field's name for errors.
         default_max_tokens: used when absent; None is the rest of the context.
@@ -58,6 +62,8 @@ class RequestOptions:
 
     model: str
     sampling: SamplingParams
+    seed: int | None
+    n: int
     max_tokens: int | None
     max_tokens_param: str
     default_max_tokens: int | None
@@ -68,10 +74,20 @@ class RequestOptions:
     include_usage: bool
     continuous_usage: bool
 
-    def fit(self, prompt_tokens: int, max_model_len: int, *, prompt_param: str) -> SamplingParams:
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return self.sampling.top_logprobs is not None
+
+    def fit(
+        self, prompt_tokens: int, max_model_len: int, seeds: random.Random, *, prompt_param: str
+    ) -> SamplingParams:
         """The complete sampling parameters for a prompt of this length.
 
-        `prompt_param` is the field that an error about the prompt's length names.
+        Args:
+            seeds: draws a seed where the request has none, one for each prompt: equal prompts
+                of one request would have equal answers otherwise.
+            prompt_param: the field that an error about the prompt's length names.
 
         Raises:
             ContextLengthExceeded: prompt and output do not fit the model's context.
@@ -94,7 +110,8 @@ class RequestOptions:
                 f"{max_model_len} tokens, so at most {room} can be asked for",
                 param=self.max_tokens_param,
             )
-        return dataclasses.replace(self.sampling, max_tokens=wanted)
+        seed = seeds.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
+        return dataclasses.replace(self.sampling, max_tokens=wanted, seed=seed)
 
 
 def read_options(
@@ -103,7 +120,6 @@ def read_options(
     model: str,
     limits: ModelLimits,
     defaults: Mapping[str, float],
-    seeds: random.Random,
     max_tokens: int | None,
     max_tokens_param: str,
     default_max_tokens: int | None,
@@ -116,7 +132,6 @@ def read_options(
         model: the served model's name for the answer.
         limits: the served model's.
         defaults: what the model's generation_config.json says, for absent fields.
-        seeds: draws a seed for a request without one.
         max_tokens, max_tokens_param, default_max_tokens, top_logprobs: see RequestOptions and
             SamplingParams; read by the caller, as the fields' names differ.
 
@@ -131,7 +146,9 @@ def read_options(
     include_usage, continuous_usage = _stream_options(fields, stream)
     return RequestOptions(
         model=model,
-        sampling=_sampling(fields, limits, defaults, seeds, stop_ids, top_logprobs),
+        sampling=_sampling(fields, limits, defaults, stop_ids, top_logprobs),
+        seed=fields.optional_integer("seed"),
+        n=fields.integer("n", 1, low=1, high=MAX_CHOICES),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         default_max_tokens=default_max_tokens,
@@ -166,7 +183,7 @@ def _top_k(fields: Fields, defaults: Mapping[str, float]) -> int:
 
 
 def _number(fields: Fields, name: str, defaults: Mapping[str, float], neutral: float) -> float:
-    low, high = _NUMBERS[name]
+    low, high = NUMBERS[name]
     return fields.number(name, defaults.get(name, neutral), low=low, high=high)
 
 
@@ -174,14 +191,12 @@ def _sampling(
     fields: Fields,
     limits: ModelLimits,
     defaults: Mapping[str, float],
-    seeds: random.Random,
     stop_token_ids: frozenset[int],
     top_logprobs: int | None,
 ) -> SamplingParams:
     temperature = _number(fields, "temperature", defaults, 1.0)
     top_k = _top_k(fields, defaults)
     top_p = _number(fields, "top_p", defaults, 1.0)
-    seed = fields.optional_integer("seed")
     if top_p == 0:  # no token's probability is 0: the likeliest one alone is left
         top_k, top_p = 1, 1.0
     return SamplingParams(
@@ -192,7 +207,6 @@ def _sampling(
         presence_penalty=_number(fields, "presence_penalty", {}, 0.0),
         frequency_penalty=_number(fields, "frequency_penalty", {}, 0.0),
         repetition_penalty=_number(fields, "repetition_penalty", defaults, 1.0),
-        seed=seeds.getrandbits(64) if seed is None else seed & _SEED_MASK,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,
     )
@@ -241,6 +255,11 @@ def check_token_ids(value: object, param: str, vocab_size: int) -> list[int]:
     """
     if not isinstance(value, list):
         raise BadRequest(f"{param} must be a list of token ids, got {show(value)}", param=param)
+    # Millions of ids are checked in C; only where one is wrong is it looked for.
+    if not value or (
+        set(map(type, value)) == {int} and min(value) >= 0 and max(value) < vocab_size
+    ):
+        return value
     for position, token in enumerate(value):
         if not is_integer(token) or not 0 <= token < vocab_size:
             raise BadRequest(
@@ -268,8 +287,7 @@ def _stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
 
 
 def _refuse_missing_features(fields: Fields) -> None:
-    fields.ignore(_WITHOUT_EFFECT)
-    fields.only("n", [1], "one choice per request is generated")
+    fields.ignore(WITHOUT_EFFECT)
     fields.only("logit_bias", [{}], "tokens cannot be biased")
     fields.only("min_tokens", [0], "a least number of tokens cannot be asked for")
     fields.only("response_format", [{"type": "text"}], "only text can be generated")

@@ -12,6 +12,7 @@ from engine.types import SamplingParams
 from router.context import GatewayContext
 from router.errors import GenerationFailed
 from router.output import OutputAssembler, Piece
+from router.record import RequestRecord
 from router.sampling import RequestOptions
 
 
@@ -20,7 +21,8 @@ class TextSequence:
 
     Args:
         sampling: complete, as `options.fit` gives it.
-        arrived: time.perf_counter() at the request's arrival.
+        record: the request's, in which tokens and the end are noted.
+        choice: which of the prompt's outputs, from 0.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class TextSequence:
         sampling: SamplingParams,
         options: RequestOptions,
         *,
-        arrived: float,
+        record: RequestRecord,
+        choice: int = 0,
     ) -> None:
         self.prompt = prompt
         self._context = context
         self._sampling = sampling
-        self._arrived = arrived
+        self._record = record
+        self._choice = choice
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
@@ -43,24 +47,23 @@ class TextSequence:
             logprobs=sampling.top_logprobs is not None,
         )
 
-    def usage(self) -> dict[str, object]:
-        """OpenAI's usage object, for the tokens so far."""
-        completion = self._assembler.completion_tokens
-        return {
-            "prompt_tokens": len(self.prompt),
-            "completion_tokens": completion,
-            "total_tokens": len(self.prompt) + completion,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._assembler.completion_tokens
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Generate. Closing this early, or cancelling it, aborts the request on the workers.
+    async def pieces(self, number: int = 0) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Generate pieces, each with `number` beside it, for whoever merges several sequences.
+
+        Closing this early, or cancelling it, aborts the sequence on the workers.
 
         Raises:
             ServingError: as the generator does.
         """
-        metrics = self._context.metrics
+        metrics, record = self._context.metrics, self._record
         reason = "error"
+        first_at: float | None = None
+        before = record.arrived
         try:
             metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
@@ -68,29 +71,32 @@ class TextSequence:
                 self.prompt,
                 self._sampling,
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
+                choice=self._choice,
             )
             async with aclosing(deltas):
-                before, first = self._arrived, True
                 async for delta in deltas:
                     if delta.tokens:
                         now = time.perf_counter()
-                        metrics.tokens(len(delta.tokens), now - before, first=first)
-                        before, first = now, False
+                        metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
+                        record.tokens(len(delta.tokens), now)
+                        before, first_at = now, first_at or now
                     piece = self._assembler.push(delta)
                     if piece is None:
                         continue
                     if piece.finish is not None:
                         last_piece = piece
                         break
-                    yield piece
+                    yield number, piece
             # A stop string has ended the generation above, before a slow client takes this.
             if last_piece is None or last_piece.finish is None:
                 raise GenerationFailed("the output ended without a reason")
             reason = last_piece.finish
-            yield last_piece
+            yield number, last_piece
         except (GeneratorExit, asyncio.CancelledError):
             if reason == "error":
                 reason = "abort"
             raise
         finally:
-            metrics.finished(reason, time.perf_counter() - self._arrived)
+            record.reasons.add(reason)
+            decode_s = None if first_at is None else before - first_at
+            metrics.finished(reason, time.perf_counter() - record.arrived, decode_s)

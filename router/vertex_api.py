@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from router.answers import DONE_EVENT, event
 from router.body import read_object
 from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
 from router.errors import BadRequest, ServingError
+from router.event_stream import EventStream
 from router.fields import Fields, show
-from router.openai_api import public_id, respond
-from router.prepare import prepare_chat, prepare_completion
+from router.openai_api import respond
+from router.output import Piece
+from router.prepare import PreparedRequest, prepare_chat, prepare_completion
+from router.record import RequestRecord
+from router.request_log import record_of
 
 MAX_INSTANCES = 256
-_CHAT_FORMAT = "chatCompletions"
+CHAT_FORMAT = "chatCompletions"
 
 
 async def predict(context: GatewayContext, request: Request) -> Response:
@@ -28,17 +31,17 @@ async def predict(context: GatewayContext, request: Request) -> Response:
     Raises:
         ServingError: the body is wrong, or one of its instances could not be served.
     """
-    arrived = time.perf_counter()
-    body = await read_object(request, context.max_body_bytes)
+    record = record_of(request)
+    body = await read_object(request, context)
     async with cancelled_on_disconnect(request.receive):
         fields = Fields(body, integral_floats=True)
         if _is_chat(fields):
-            prepared = await prepare_chat(
-                context, fields, public_id=public_id(request), arrived=arrived
-            )
-            return await respond(prepared)
+            _refuse_adapter(fields)
+            return await respond(await prepare_chat(context, fields, record))
         instances = _instances(fields)
-        predictions = await _all(context, instances, arrived)
+        if len(instances) == 1 and instances[0].get("stream") is True:
+            return await _stream(context, instances[0], record)
+        predictions = await _all(context, instances, record)
     # One chat instance is answered by its object alone, not by a list of it.
     alone = len(instances) == 1 and isinstance(predictions[0], dict)
     return JSONResponse({"predictions": predictions[0] if alone else predictions})
@@ -73,13 +76,13 @@ def _instances(fields: Fields) -> list[dict[str, Any]]:
 
 
 async def _all(
-    context: GatewayContext, instances: list[dict[str, Any]], arrived: float
+    context: GatewayContext, instances: list[dict[str, Any]], record: RequestRecord
 ) -> list[str | dict[str, Any]]:
     """All predictions in order, computed at once; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_one(context, instance, f"instances[{number}].", arrived))
+                group.create_task(_one(context, instance, number, record))
                 for number, instance in enumerate(instances)
             ]
     except* ServingError as failures:
@@ -93,16 +96,59 @@ async def _all(
 
 
 async def _one(
-    context: GatewayContext, instance: dict[str, Any], prefix: str, arrived: float
+    context: GatewayContext, instance: dict[str, Any], number: int, record: RequestRecord
 ) -> str | dict[str, Any]:
-    fields = Fields(instance, prefix=prefix, integral_floats=True)
-    fields.only("dynamic-lora", [""], "adapters cannot be loaded")
-    fields.only("stream", [False], "an instance cannot be streamed; use /v1/completions")
-    answer_id = secrets.token_hex(16)
+    fields = Fields(instance, prefix=f"instances[{number}].", integral_floats=True)
+    fields.only("stream", [False], "only the single instance of a body can be streamed")
+    _refuse_adapter(fields)
     if _is_chat(fields):
-        prepared = await prepare_chat(context, fields, public_id=answer_id, arrived=arrived)
-        piece = await prepared.whole()
-        return prepared.answer.whole(piece, prepared.sequence.usage())
+        answer_id = f"{record.id}-{number}"
+        prepared = await prepare_chat(context, fields, record, answer_id=answer_id)
+        return await prepared.whole()
+    prepared, head = await _prepare_text(context, fields, record)
+    (output,) = await prepared.choices.whole()
+    return head + output.text
+
+
+async def _stream(
+    context: GatewayContext, instance: dict[str, Any], record: RequestRecord
+) -> Response:
+    fields = Fields(instance, prefix="instances[0].", integral_floats=True)
+    _refuse_adapter(fields)
+    if _is_chat(fields):
+        return await respond(await prepare_chat(context, fields, record))
+    prepared, head = await _prepare_text(context, fields, record)
+    return await EventStream.begin(prepared.choices, PredictionStream(head))
+
+
+class PredictionStream:
+    """A prediction of text as events: `{"predictions": ["piece"]}`; see StreamedAnswer.
+
+    The pieces joined are the prediction that is not streamed, `head` included.
+    """
+
+    usage_in_pieces = False
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+
+    def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        return event({"predictions": [self._head + piece.text]})
+
+    def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
+        return event({"predictions": [piece.text]})
+
+    def last_events(self, usage: dict[str, object]) -> bytes:
+        return DONE_EVENT
+
+    def error_event(self, error: ServingError) -> bytes:
+        return event(error.body())
+
+
+async def _prepare_text(
+    context: GatewayContext, fields: Fields, record: RequestRecord
+) -> tuple[PreparedRequest, str]:
+    """A prediction of text, and what stands before its output."""
     raw_response = fields.flag("raw_response")
     fields.only("logprobs", [], "the answer is plain text; use /v1/completions")
     fields.only("return_token_ids", [False], "the answer is plain text; use /v1/completions")
@@ -113,16 +159,25 @@ async def _one(
             f"{param} must be a string unless raw_response is true, got {show(prompt)}",
             param=param,
         )
-    prepared = await prepare_completion(context, fields, public_id=answer_id, arrived=arrived)
-    text = (await prepared.whole()).text
-    return text if raw_response else f"Prompt:\n{prompt}\nOutput:\n{text}"
+    fields.only("n", [1], "an instance has one prediction")
+    fields.only("best_of", [1], "an instance has one prediction")
+    fields.only("echo", [False], "the answer has the prompt unless raw_response is true")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        param = fields.param("prompt")
+        raise BadRequest(f"{param} must be one prompt, got {show(prompt)}", param=param)
+    prepared = await prepare_completion(context, fields, record)
+    return prepared, "" if raw_response else f"Prompt:\n{prompt}\nOutput:\n"
+
+
+def _refuse_adapter(fields: Fields) -> None:
+    fields.only("dynamic-lora", [""], "adapters cannot be loaded")
 
 
 def _is_chat(fields: Fields) -> bool:
     kind = fields.raw("@requestFormat")
     if kind is None:
         return False
-    if kind != _CHAT_FORMAT:
+    if kind != CHAT_FORMAT:
         param = fields.param("@requestFormat")
-        raise BadRequest(f'{param} must be "{_CHAT_FORMAT}", got {show(kind)}', param=param)
+        raise BadRequest(f'{param} must be "{CHAT_FORMAT}", got {show(kind)}', param=param)
     return True

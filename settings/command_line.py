@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from settings import flags
+from settings import flags, http_flags
+from settings.api_keys import read_api_keys
 from settings.config import (
+    ChatConfig,
     EngineConfig,
     HttpConfig,
     ModelConfig,
@@ -20,7 +22,7 @@ from settings.errors import ConfigError
 
 SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER)
 """The groups that a launcher hands on to its workers."""
-_SERVE = (*SHARED, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING)
+_SERVE = (*SHARED, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING)
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 
 
@@ -143,7 +145,7 @@ def router_config(arguments: Sequence[str], environment: Environment) -> RouterC
         ConfigError: see settings.flags.parse; or no worker is named.
     """
     values = flags.parse(
-        (flags.MODEL, flags.API, flags.ROUTER, flags.HTTP, flags.LOGGING),
+        (flags.MODEL, flags.API, flags.ROUTER, http_flags.HTTP, flags.LOGGING),
         arguments,
         prog="python -m router",
         description="Serve HTTP by way of workers that run elsewhere.",
@@ -177,11 +179,45 @@ def _engine(values: argparse.Namespace) -> EngineConfig:
 def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: bool) -> HttpConfig:
     everywhere = environment.on_vertex or as_hex_llm
     vertex_port = environment.http_port or (8080 if environment.on_vertex else 7080)
+    if values.ssl_keyfile is not None and values.ssl_certfile is None:
+        raise ConfigError(f"--ssl_keyfile={values.ssl_keyfile}: --ssl_certfile is missing")
     return HttpConfig(
         host=values.host or ("0.0.0.0" if everywhere else "127.0.0.1"),
         port=vertex_port if values.port is None else values.port,
         predict_route=environment.predict_route,
         health_route=environment.health_route,
+        api_keys=read_api_keys(values.api_key, values.api_key_file, environment.api_key),
+        allowed_origins=values.allowed_origins or (),
+        ssl_certfile=values.ssl_certfile,
+        ssl_keyfile=values.ssl_keyfile,
+        max_concurrent_requests=values.max_concurrent_requests,
+        max_body_bytes=values.max_body_bytes,
+    )
+
+
+def chat_config(arguments: Sequence[str], environment: Environment) -> ChatConfig:
+    """`hexserve chat`.
+
+    Raises:
+        ConfigError: see settings.flags.parse; or the URL is none.
+    """
+    values = flags.parse(
+        (http_flags.CHAT,),
+        arguments,
+        prog="hexserve chat",
+        description="Talk with a model that a server serves.",
+        usage="[FLAGS]",
+    )
+    if not values.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url={values.url}: a URL begins with http:// or https://")
+    keys = read_api_keys(values.api_key, None, environment.api_key)
+    return ChatConfig(
+        url=values.url.rstrip("/").removesuffix("/v1"),
+        model=values.model,
+        system=values.system,
+        max_tokens=values.max_tokens,
+        temperature=values.temperature,
+        api_key=keys[0] if keys else None,
     )
 
 

@@ -10,6 +10,8 @@ from settings.errors import ConfigError
 
 BLOCK_SIZES = (8, 16, 32, 2048, 8192)
 GIB = 2**30
+MAX_BODY_BYTES = 10 * 1024 * 1024
+MAX_CONCURRENT_REQUESTS = 2048
 KV_TRANSPORTS = ("device", "shm", "jax", "grpc")
 """How KV moves between workers, best first; the names are kvtransfer's."""
 
@@ -133,12 +135,40 @@ def default_kv_transports(platform: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Where the router listens and which routes Vertex AI calls."""
+    """Where the router listens, which routes Vertex AI calls, and whom it lets in.
+
+    Attributes:
+        api_keys: one of them is wanted of each request; none leaves the API open.
+        allowed_origins: web sites whose scripts may ask, or "*".
+        ssl_certfile, ssl_keyfile: PEM files; None is plain HTTP, or a key in the certificate's.
+    """
 
     host: str
     port: int
     predict_route: str = "/generate"
     health_route: str = "/ping"
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    max_concurrent_requests: int = MAX_CONCURRENT_REQUESTS
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """A conversation at a terminal with a server at `url`; None is the server's default."""
+
+    url: str
+    model: str | None
+    system: str | None
+    max_tokens: int | None
+    temperature: float | None
+    api_key: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from settings.errors import ConfigError
@@ -21,6 +21,7 @@ class Environment:
     Attributes:
         on_vertex: an `AIP_*` variable is set.
         storage_uri: the model when `--model` is absent.
+        api_key: HEXSERVE_API_KEY, keys separated by commas.
         jax_platforms: JAX_PLATFORMS, "" when it leaves the choice to jax.
         visible_devices: kind ("tpu", "gpu") → the devices that its variable allows; a kind
             that is not there is not restricted.
@@ -34,6 +35,7 @@ class Environment:
     health_route: str
     predict_route: str
     storage_uri: str | None
+    api_key: str | None = field(repr=False)
     jax_platforms: str
     visible_devices: Mapping[str, tuple[str, ...]]
 
@@ -62,6 +64,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         health_route=_route(vertex, "AIP_HEALTH_ROUTE", "/ping"),
         predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
         storage_uri=vertex.get("AIP_STORAGE_URI") or None,
+        api_key=env.get("HEXSERVE_API_KEY") or None,
         jax_platforms=env.get("JAX_PLATFORMS", ""),
         visible_devices={
             kind: _devices(env[name]) for kind, name in VISIBLE_DEVICES.items() if name in env

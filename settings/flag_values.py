@@ -82,6 +82,35 @@ def to_transports(text: str) -> tuple[str, ...]:
     return names
 
 
+def to_names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: a name is empty")
+    return names
+
+
+def to_keys(text: str) -> tuple[str, ...]:
+    """API keys. No error shows one."""
+    keys = tuple(part.strip() for part in text.split(","))
+    for number, key in enumerate(keys, 1):
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise argparse.ArgumentTypeError(
+                f"key {number} of {len(keys)}: printable ASCII characters without spaces are "
+                "wanted, at least one"
+            )
+    return keys
+
+
+def to_temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number is wanted") from None
+    if not 0.0 <= value <= 2.0:
+        raise argparse.ArgumentTypeError(f"{text}: a temperature from 0 to 2 is wanted")
+    return value
+
+
 def to_level(text: str) -> str:
     if text.upper() not in LOG_LEVELS:
         raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(LOG_LEVELS)} is wanted")

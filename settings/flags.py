@@ -1,4 +1,7 @@
-"""The one table of flags. Names may be written with - or _ on the command line."""
+"""The table of flags; those of HTTP are in settings/http_flags.py.
+
+Names may be written with - or _ on the command line.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from settings.errors import ConfigError
 from settings.flag_values import (
     to_addresses,
     to_cpus,
+    to_keys,
     to_level,
+    to_names,
     to_port,
     to_positive,
     to_seed,
@@ -204,18 +209,6 @@ DEPLOYMENT = Group(
     ),
 )  # fmt: skip
 
-HTTP = Group(
-    "HTTP",
-    (
-        Flag("host", "address to listen on (127.0.0.1; 0.0.0.0 on Vertex AI or as hex_llm)"),
-        Flag(
-            "port",
-            "port to listen on (7080; AIP_HTTP_PORT on Vertex AI); 0 takes a free one",
-            to_port,
-        ),
-    ),
-)
-
 DEMO = Group("demo", (_switch("once", "end after the answer", False),))
 
 LOGGING = Group(
@@ -253,6 +246,8 @@ _METAVARS: dict[Callable[[str], Any] | None, str] = {
     to_cpus: "N,…",
     to_level: "LEVEL",
     to_addresses: "ADDRESS,…",
+    to_keys: "KEY,…",
+    to_names: "NAME,…",
     to_transports: "NAME,…",
 }
 

@@ -77,7 +77,7 @@ class Launched:
         return found
 
     def ready_url(self) -> str:
-        return self.wait_for(r"ready at (http://\S+)")[1]
+        return self.wait_for(r"ready at (https?://\S+)")[1]
 
     def worker_pid(self, name: str) -> int:
         return int(self.wait_for(rf"{name}: process (\d+)")[1])

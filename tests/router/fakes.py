@@ -46,6 +46,7 @@ class Call:
     prompt: list[int]
     sampling: SamplingParams
     request_id: str
+    choice: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
 
@@ -70,12 +71,12 @@ class ScriptedGenerator:
         return {"ready": self.ready, "workers": []}
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str
+        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
     ) -> AsyncGenerator[TokenDelta, None]:
-        call = Call(list(prompt), sampling, request_id)
+        call = Call(list(prompt), sampling, request_id, choice)
         self.calls.append(call)
         steps = self.script(call.prompt) if callable(self.script) else self.script
-        sequence = SequenceId(AttemptId(request_id, 0), 0)
+        sequence = SequenceId(AttemptId(request_id, 0), choice)
         index = 0
         try:
             for step in steps:

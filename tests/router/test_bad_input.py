@@ -14,6 +14,10 @@ COMPLETION = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
+FUNCTION = {"name": "f", "arguments": "[]"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
@@ -69,8 +73,9 @@ SHARED = [
         ["true or false"],
     ),
     ({"stream": True, "stream_options": {"huh": 1}}, "stream_options.huh", ["known field"]),
-    ({"n": 2}, "n", ["n=2"]),
-    ({"n": True}, "n", ["n=true"]),
+    ({"n": 0}, "n", ["from 1 to 128", "0"]),
+    ({"n": 129}, "n", ["from 1 to 128", "129"]),
+    ({"n": True}, "n", ["an integer", "true"]),
     ({"logit_bias": {"5": 1}}, "logit_bias", ["not supported"]),
     ({"min_tokens": 3}, "min_tokens", ["min_tokens=3"]),
     ({"response_format": {"type": "json_object"}}, "response_format", ["json_object"]),
@@ -95,18 +100,26 @@ async def test_a_wrong_field_is_named(
         ({"prompt": None}, "prompt", ["required"]),
         ({"prompt": ""}, "prompt", ["empty"]),
         ({"prompt": []}, "prompt", ["empty"]),
-        ({"prompt": [[]]}, "prompt", ["empty"]),
+        ({"prompt": [[]]}, "prompt[0]", ["empty"]),
+        ({"prompt": ["a", ""]}, "prompt[1]", ["empty"]),
+        ({"prompt": ["a", 5]}, "prompt[1]", ["string or a list", "5"]),
+        ({"prompt": [[1], [VOCAB]]}, "prompt[1]", ["prompt[1][0]", f"0 to {VOCAB - 1}"]),
         ({"prompt": 5}, "prompt", ["string or a list", "5"]),
         ({"prompt": {"a": 1}}, "prompt", ["string or a list"]),
-        ({"prompt": ["a", "b"]}, "prompt", ["2 prompts", "limit is 1"]),
+        ({"prompt": ["a"] * 1025}, "prompt", ["1025 prompts", "limit is 1024"]),
+        ({"prompt": ["a"] * 17, "n": 128}, "prompt", ["17 prompts", "128", "limit is 2048"]),
+        ({"prompt": ["a", "b" * 64]}, "prompt[1]", ["64 tokens"]),
         ({"prompt": [1, "a"]}, "prompt", ["prompt[1]", '"a"']),
         ({"prompt": [1, True]}, "prompt", ["prompt[1]", "true"]),
         ({"prompt": [1, -1]}, "prompt", ["prompt[1]", "-1"]),
         ({"prompt": [VOCAB]}, "prompt", [str(VOCAB), f"0 to {VOCAB - 1}"]),
         ({"prompt": "a\ud800"}, "prompt", ["surrogate"]),
-        ({"prompt": "p", "echo": True}, "echo", ["echo=true"]),
+        ({"prompt": [10**30] * MAX_MODEL_LEN, "echo": True}, "prompt", [f"{MAX_MODEL_LEN} tok"]),
+        ({"prompt": "p", "echo": True, "logprobs": 0}, "logprobs", ["echo=true"]),
         ({"prompt": "p", "suffix": "s"}, "suffix", ["suffix"]),
-        ({"prompt": "p", "best_of": 2}, "best_of", ["best_of=2"]),
+        ({"prompt": "p", "best_of": 129}, "best_of", ["from 1 to 128", "129"]),
+        ({"prompt": "p", "n": 3, "best_of": 2}, "best_of", ["best_of=2", "n=3"]),
+        ({"prompt": "p", "best_of": 2, "stream": True}, "best_of", ["streamed"]),
         ({"prompt": "p", "logprobs": 6}, "logprobs", ["from 0 to 5", "6"]),
         ({"prompt": "p", "logprobs": True}, "logprobs", ["integer", "true"]),
         ({"prompt": "p", "messages": []}, "messages", ["known field"]),
@@ -129,7 +142,13 @@ async def test_a_wrong_completion(
         ({"messages": ["hi"]}, "messages[0]", ["object"]),
         ({"messages": [{}] * 2049}, "messages", ["2049 messages", "2048"]),
         ({"messages": [{"content": "x"}]}, "messages[0].role", ["user", "null"]),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", ['"tool"']),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", ["tool"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", ["null"]),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            ["assistant"],
+        ),
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", ["[]"]),
         ({"messages": [{"role": "user"}]}, "messages[0].content", ["required"]),
         ({"messages": user(5)}, "messages[0].content", ["5"]),
@@ -143,8 +162,22 @@ async def test_a_wrong_completion(
         ),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-            ["not supported"],
+            "messages[0].tool_calls[0]",
+            ["function"],
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": 1}]}]},
+            "messages[0].tool_calls[0].id",
+            ["string"],
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [CALL | {"function": FUNCTION}]},
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            ["JSON of an object", "[]"],
         ),
         (
             {"messages": [{"role": "user", "content": "x", "mood": 1}]},
@@ -201,6 +234,20 @@ async def test_a_body_that_is_no_json_object(
     client: Client, content: bytes, parts: list[str]
 ) -> None:
     check_error(await client.request("POST", COMPLETION, content=content), 400, *parts)
+
+
+async def test_of_a_large_value_the_beginning_is_shown(client: Client) -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    for value, shown in (
+        ("x" * 5_000_000, '"xxx'),
+        ([{"a": 1}] * 500_000, '[{"a": 1}, '),
+        (deep, "[[["),
+    ):
+        response = await client.post(COMPLETION, {"prompt": "p", "temperature": value})
+        check_error(response, 400, f"got {shown}", "…", param="temperature")
+        assert len(response.text) < 250
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETION, {"prompt": "p"}), (CHAT, {})])

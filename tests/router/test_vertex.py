@@ -78,6 +78,8 @@ async def test_chat_instances(client: Client, generator: ScriptedGenerator) -> N
     both = await predict(client, CHAT, {"prompt": "p", "raw_response": True})
     assert both[0]["object"] == "chat.completion"
     assert both[1] == "Hello"
+    first, second = await predict(client, CHAT, CHAT)
+    assert first["id"] != second["id"]
 
 
 async def test_a_body_that_is_a_chat_itself(client: Client, generator: ScriptedGenerator) -> None:
@@ -86,6 +88,45 @@ async def test_a_body_that_is_a_chat_itself(client: Client, generator: ScriptedG
     assert answer["choices"][0]["message"]["content"] == "Hello"
     response = await client.post("/generate", {**CHAT, "stream": True})
     assert parse_events(response.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("raw_response", [False, True])
+async def test_a_single_instance_is_streamed(
+    client: Client, generator: ScriptedGenerator, raw_response: bool
+) -> None:
+    generator.script = batches("A long car", 3)
+    instance = {"prompt": "What?", "raw_response": raw_response}
+    (whole,) = await predict(client, instance)
+    response = await client.post("/generate", {"instances": [{**instance, "stream": True}]})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done = parse_events(response.text)
+    assert done == "[DONE]"
+    assert len(events) > 2
+    assert "".join(event["predictions"][0] for event in events) == whole
+    generator.script = [[97], GenerationFailed("lost")]
+    body = {"instances": [{"prompt": "p"}], "parameters": {"stream": True}}
+    *_, last = parse_events((await client.post("/generate", body)).text)
+    assert last["error"]["message"] == "lost"
+
+
+async def test_a_single_chat_instance_is_streamed(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("Hello")
+    response = await client.post("/generate", {"instances": [{**CHAT, "stream": True}]})
+    *events, done = parse_events(response.text)
+    assert done == "[DONE]"
+    assert events[0]["object"] == "chat.completion.chunk"
+
+
+async def test_arbitrary_routes_are_invoked(client: Client, generator: ScriptedGenerator) -> None:
+    generator.script = batches("x")
+    body = {"prompt": "p", "model": ""}
+    answer = (await client.post("/invoke/v1/completions", body)).json()
+    assert answer["object"] == "text_completion"
+    assert (await client.get("/invoke/ping")).status_code == 200
+    check_error(await client.get("/invoke/invoke/ping"), 404)
+    check_error(await client.get("/invoked/ping"), 404)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +142,10 @@ async def test_a_body_that_is_a_chat_itself(client: Client, generator: ScriptedG
         ({"prompt": "p", "max_tokens": 1000}, "max_tokens"),
         ({"prompt": "p", "raw_response": "yes"}, "raw_response"),
         ({"prompt": "p", "logprobs": 1}, "logprobs"),
+        ({"prompt": "p", "n": 2}, "n"),
+        ({"prompt": "p", "best_of": 2}, "best_of"),
+        ({"prompt": "p", "echo": True}, "echo"),
+        ({"prompt": ["p", "q"], "raw_response": True}, "prompt"),
         ({"prompt": "p", "huh": 1}, "huh"),
         ({"@requestFormat": "images"}, "@requestFormat"),
         ({"@requestFormat": "chatCompletions"}, "messages"),

@@ -126,6 +126,18 @@ async def test_both_workers_are_told_at_once() -> None:
     await scene.stream.aclose()
 
 
+async def test_the_number_of_a_choice_is_told_to_both() -> None:
+    scene = Scene()
+    scene.stream = scene.dispatcher.generate((1, 2), SamplingParams(), request_id="r", choice=5)
+    asking = await scene.ask()
+    for worker in (scene.prefill, scene.decode):
+        ((sequence,),) = (order.sequences for order in worker.orders)
+        assert sequence.id == SequenceId(attempt(), 5)
+    scene.tell(scene.prefill, TokenDelta(sequence.id, 0, (7,)))
+    assert (await asking).tokens == (7,)
+    await scene.stream.aclose()
+
+
 async def test_a_client_that_leaves_is_an_abort_on_both() -> None:
     scene = Scene()
     asking = await scene.ask()

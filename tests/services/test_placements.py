@@ -34,6 +34,19 @@ async def test_alone_and_sixteen_at_once(topology: str) -> None:
         await served.until_idle()
 
 
+@everywhere
+async def test_any_choice_is_served(topology: str) -> None:
+    sampling = SamplingParams(max_tokens=8)
+    async with deployment(topology) as served:
+        streams = [
+            served.dispatcher.generate(prompt_of(9), sampling, request_id=f"r{n}", choice=n)
+            for n in (0, 1, 127)
+        ]
+        for tokens, _ in await asyncio.gather(*map(collect, streams)):
+            assert tokens == expected(prompt_of(9), 8)
+        await served.until_idle()
+
+
 @pytest.mark.parametrize("topology", ["1,1", "2,1", "1,2"])
 @pytest.mark.parametrize("transports", EACH_TRANSPORT)
 async def test_kv_by_one_transport_alone(topology: str, transports: tuple[str]) -> None:

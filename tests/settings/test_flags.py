@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from settings import flags
+from settings import flags, http_flags
 from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
     flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.TOPOLOGY,
-    flags.DEPLOYMENT, flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
+    flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -50,7 +50,10 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "revision": ("main", "main"), "served_model_name": ("m", "m"),
     "max_queued_requests": ("7", 7), "address": ("unix:/a/b", "unix:/a/b"),
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),
-    "max_exported_fraction": ("0.25", 0.25),
+    "max_exported_fraction": ("0.25", 0.25), "api_key": ("a, b", ("a", "b")),
+    "api_key_file": ("/k", "/k"), "allowed_origins": ("https://a, *", ("https://a", "*")),
+    "ssl_certfile": ("/c", "/c"), "ssl_keyfile": ("/k", "/k"),
+    "max_concurrent_requests": ("3", 3), "max_body_bytes": ("1000", 1000),
     "workers": ("unix:/a, h:1", ("unix:/a", "h:1")),
 }  # fmt: skip
 """Flag → text on the command line and the value it means."""
@@ -164,6 +167,12 @@ def test_what_is_not_there_yet_is_refused_by_name(argument: str, shown: str) -> 
         ("--workers=unix:a", "neither unix:/path nor host:port"),
         ("--workers=a:1,b:2,a:1", "an address is given twice"),
         ("--warmup=maybe", "true or false"),
+        ("--api_key=", "key 1 of 1"),
+        ("--api_key=good,b ad", "key 2 of 2"),
+        ("--api_key=sécret", "ASCII"),
+        ("--allowed_origins=https://a,", "a name is empty"),
+        ("--max_body_bytes=0", "at least 1"),
+        ("--max_concurrent_requests=0", "at least 1"),
         ("--kv_transports=shm,rdma", "some of device, shm, jax, grpc are wanted"),
         ("--kv_transports=shm,shm", "each once"),
         ("--kv_transports=", "some of device, shm, jax, grpc"),
@@ -207,7 +216,7 @@ def test_spell_gives_a_command_line_that_means_the_same(arguments: list[str]) ->
 
 def test_spell_gives_the_groups_that_are_asked_for_only() -> None:
     values = parse("--model=m", "--seed=1", "--port=9")
-    assert flags.spell(values, (flags.HTTP,)) == ["--port=9"]
+    assert flags.spell(values, (http_flags.HTTP,)) == ["--port=9"]
 
 
 def test_the_help_shows_every_flag_under_its_group_with_its_default(

@@ -1,0 +1,110 @@
+"""The choices of one request: every prompt as many times as was asked for, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from router.output import Piece, join
+from router.sequence import TextSequence
+
+MAX_AT_ONCE = 128
+"""Sequences of one request that are with the workers at once; the others wait here, so that a
+long list of prompts cannot fill the workers' queues by itself."""
+
+
+class Choices:
+    """One or more sequences, prompt by prompt: choice i of prompt p is number p * n + i.
+
+    Every choice is an order of its own to the workers, so for n choices a prompt is computed n
+    times. Choice i is keyed by the prompt's seed and i: it does not depend on n.
+
+    Args:
+        sequences: `candidates` for each prompt.
+        n: choices that are kept of a prompt's candidates, those with the highest mean
+            log-probability; equal to `candidates` where all are.
+    """
+
+    def __init__(self, sequences: Sequence[TextSequence], *, n: int, candidates: int) -> None:
+        self._sequences = sequences
+        self._n = n
+        self._candidates = candidates
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage object, for the tokens so far; a prompt counts once."""
+        prompt = sum(len(each.prompt) for each in self._sequences[:: self._candidates])
+        completion = sum(each.completion_tokens for each in self._sequences)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    async def whole(self) -> list[Piece]:
+        """Every choice's whole output, in order.
+
+        Raises:
+            ServingError: as the generator does.
+        """
+        parts: list[list[Piece]] = [[] for _ in self._sequences]
+        async with aclosing(self.pieces()) as pieces:
+            async for number, piece in pieces:
+                parts[number].append(piece)
+        outputs = [join(part) for part in parts]
+        if self._n == self._candidates:
+            return outputs
+        kept: list[Piece] = []
+        for start in range(0, len(outputs), self._candidates):
+            ranked = sorted(outputs[start : start + self._candidates], key=_mean_logprob)
+            kept += reversed(ranked[-self._n :])
+        return kept
+
+    def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Pieces as they come, each with its choice's number. Closing this aborts all choices.
+
+        Raises:
+            ServingError: one of them failed; the others are aborted.
+        """
+        if len(self._sequences) == 1:  # the usual case needs no task
+            return self._sequences[0].pieces()
+        return self._merged()
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
+        room = asyncio.Semaphore(MAX_AT_ONCE)
+        tasks = [
+            asyncio.create_task(_run(number, sequence, room, merged))
+            for number, sequence in enumerate(self._sequences)
+        ]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                item = await merged.get()
+                if isinstance(item, Exception):
+                    raise item
+                unfinished -= item[1].finish is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(
+    number: int,
+    sequence: TextSequence,
+    room: asyncio.Semaphore,
+    merged: asyncio.Queue[tuple[int, Piece] | Exception],
+) -> None:
+    try:
+        async with room, aclosing(sequence.pieces(number)) as pieces:
+            async for numbered in pieces:
+                merged.put_nowait(numbered)
+    except Exception as error:
+        merged.put_nowait(error)
+
+
+def _mean_logprob(output: Piece) -> float:
+    return sum(item.logprobs.logprob for item in output.scored) / max(len(output.scored), 1)

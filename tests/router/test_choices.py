@@ -1,0 +1,181 @@
+"""Several prompts and several choices of each: their numbers, seeds, usage, streams and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from router import choices
+from router.errors import GenerationFailed
+from tests.router.conftest import Client
+from tests.router.fakes import Call, Pause, ScriptedGenerator, batches
+from tests.router.test_bad_input import check_error
+
+
+def by_choice(events: list[Any]) -> list[str]:
+    """The text of each completion choice of a stream, in order."""
+    assert events[-1] == "[DONE]"
+    texts: dict[int, str] = defaultdict(str)
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return [texts[number] for number in sorted(texts)]
+
+
+async def test_each_prompt_has_n_choices_in_order(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = lambda prompt: [prompt, [256]]
+    body: dict[str, Any] = {"prompt": ["ab", "c", "def"], "n": 2, "seed": 7}
+    answer = await client.complete(**body)
+    assert [c["index"] for c in answer["choices"]] == list(range(6))
+    expected = ["ab", "ab", "c", "c", "def", "def"]
+    assert [c["text"] for c in answer["choices"]] == expected
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert answer["usage"]["completion_tokens"] == 12 + 6
+    assert [call.choice for call in generator.calls] == [0, 1] * 3
+    assert {call.sampling.seed for call in generator.calls} == {7}
+    assert by_choice(await client.stream_completion(**body)) == expected
+
+
+@pytest.mark.parametrize("prompt", [["ab", [99]], [[97, 98], [99]], ["ab", "c"]])
+async def test_prompts_are_texts_or_token_ids(
+    client: Client, generator: ScriptedGenerator, prompt: list[Any]
+) -> None:
+    generator.script = batches("x")
+    answer = await client.complete(prompt=prompt, return_token_ids=True)
+    assert [c["prompt_token_ids"] for c in answer["choices"]] == [[97, 98], [99]]
+    events = await client.stream_completion(prompt=prompt, return_token_ids=True)
+    told = {
+        choice["index"]: choice["prompt_token_ids"]
+        for event in events[:-1]
+        for choice in event["choices"]
+        if "prompt_token_ids" in choice
+    }
+    assert told == {0: [97, 98], 1: [99]}
+
+
+async def test_an_absent_seed_differs_between_prompts_and_not_between_choices(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("x")
+    await client.complete(prompt=["a", "a"], n=2)
+    seeds = [call.sampling.seed for call in generator.calls]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+async def test_a_chat_has_n_choices(client: Client, generator: ScriptedGenerator) -> None:
+    generator.script = batches("Hi")
+    answer = await client.chat(n=3)
+    assert [(c["index"], c["message"]["content"]) for c in answer["choices"]] == [
+        (0, "Hi"),
+        (1, "Hi"),
+        (2, "Hi"),
+    ]
+    assert answer["usage"]["completion_tokens"] == 9
+    assert answer["usage"]["prompt_tokens"] == len(generator.calls[0].prompt)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, done = await client.stream_chat(
+        n=3, stream_options=options, return_token_ids=True
+    )
+    assert done == "[DONE]"
+    assert last["usage"] == chunks[-1]["usage"] == answer["usage"]
+    roles = [c["choices"][0]["index"] for c in chunks if "role" in c["choices"][0]["delta"]]
+    assert sorted(roles) == [0, 1, 2]
+    assert sum("prompt_token_ids" in chunk for chunk in chunks) == 1
+    ends = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+
+
+async def test_choices_come_as_they_are_ready(client: Client, generator: ScriptedGenerator) -> None:
+    pause = Pause()
+
+    def script(prompt: list[int]) -> Any:
+        if prompt == [*b"slow"]:
+            yield pause
+        yield prompt
+        pause.event.set()
+
+    generator.script = script
+    events = await client.stream_completion(prompt=["slow", "fast"])
+    assert events[0]["choices"][0]["index"] == 1
+    assert by_choice(events) == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("prompt", ["Once é", [79, 110, 99, 101, 32, 0xC3, 0xA9]])
+async def test_echo_puts_the_prompt_first(
+    client: Client, generator: ScriptedGenerator, prompt: Any
+) -> None:
+    generator.script = batches("Hello", 2)
+    answer = await client.complete(prompt=[prompt], n=2, echo=True, stop="é", max_tokens=20)
+    assert [c["text"] for c in answer["choices"]] == ["Once éHello"] * 2
+    events = await client.stream_completion(
+        prompt=[prompt], n=2, echo=True, stop="é", max_tokens=20
+    )
+    assert by_choice(events) == ["Once éHello"] * 2
+
+
+async def test_best_of_keeps_the_likeliest_first(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator.script = lambda prompt: [[len(generator.calls) + 96], [256]]
+    scores = {"a": -3.0, "b": -1.0, "c": -0.5, "d": -2.0}
+    monkeypatch.setattr(choices, "_mean_logprob", lambda output: scores[output.text])
+    answer = await client.complete(n=2, best_of=4)
+    assert [c["text"] for c in answer["choices"]] == ["c", "b"]
+    assert all(c["logprobs"] is None for c in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 8
+    assert {call.sampling.top_logprobs for call in generator.calls} == {0}
+
+
+async def test_one_failure_ends_all_choices(client: Client, generator: ScriptedGenerator) -> None:
+    def script(prompt: list[int]) -> Any:
+        yield [97]
+        if prompt == [*b"bad"]:
+            raise GenerationFailed("lost")
+        yield Pause()
+
+    generator.script = script
+    body = {"prompt": ["good", "bad", "good"], "max_tokens": 4}
+    check_error(await asyncio.wait_for(client.post("/v1/completions", body), 5), 500, "lost")
+    assert all(call.closed.is_set() for call in generator.calls)
+    *_, last = await asyncio.wait_for(client.stream_completion(**body), 5)
+    assert last["error"]["message"] == "lost"
+    assert all(call.closed.is_set() for call in generator.calls)
+
+
+async def test_a_long_list_goes_to_the_workers_bit_by_bit(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 3)
+    running: list[int] = []
+
+    def script(prompt: list[int]) -> Any:
+        running.append(sum(not call.closed.is_set() for call in generator.calls))
+        yield [97]
+        yield [256]
+
+    generator.script = script
+    answer = await client.complete(prompt=["p"] * 10)
+    assert len(answer["choices"]) == 10
+    assert max(running) == 3
+
+
+async def test_a_conversation_with_tools_reaches_the_template(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("x")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    await client.chat(
+        messages=[
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "t"}]},
+        ]
+    )
+    calls: list[Call] = generator.calls
+    text = bytes(token for token in calls[0].prompt if token < 256).decode()
+    assert text == "user\nu\nassistant\n\ntool\nt\nassistant\n"
