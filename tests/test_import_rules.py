@@ -44,7 +44,7 @@ MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps", "kv_device",
-        "kv_by_hand",
+        "kv_by_hand", "machine_floors", "peer_runs", "peers",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
