@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -49,7 +50,11 @@ _SERVER = {sampled: label for label, sampled in SAMPLED.items()}
 """Contenders that are another's server, asked differently."""
 _SAMPLING = {"temperature": 0.8, "top_p": 0.95}
 _CHUNK = 512  # tokens that hexserve computes at once of a long prompt
+_SETTLE_S, _SETTLE_TRIES = 0.5, 20
+_MOST_SETTLING = 0.1
+"""Of a core, by all servers together, once they are idle."""
 _MOST_IDLE = 0.02
+"""Of a core, by one that is idle; more is noted."""
 _COMPILES = re.compile(r"^hexserve:compiles_after_ready\{.*\} (\S+)$", re.MULTILINE)
 
 
@@ -76,7 +81,8 @@ async def run_rounds(
         ServerError: a server does not answer its first request.
     """
     report = PeerReport()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # A connection for each request: servers close idle ones between two rounds, each in its time.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     cores = len(os.sched_getaffinity(0))
     long = shapes["w3"]
     assert isinstance(long, BatchShape)
@@ -92,6 +98,7 @@ async def run_rounds(
                     for name in CONTENDERS[workload]:
                         if name == MACHINE:
                             on_run(f"{workload} {number}/{times} {name}")
+                            await bench.settle()
                             machine = machine_figures(floors.measure(), cost, shapes, cores)
                         elif _SERVER.get(name, name) in servers:
                             on_run(f"{workload} {number}/{times} {name}")
@@ -164,21 +171,29 @@ class _Bench:
             extra=_SAMPLING if sampled else None,
             seeds=self._rng if sampled else None,
         )
-        began, idle = time.perf_counter(), self._idle_cpu(label)
+        await self.settle()
+        others = [each for each in self._servers if each != label]
+        began, before = time.perf_counter(), self._cpu_seconds()
         result = with_derived(await run_workload(client, shape, self._rng, _ignore), shape)
-        share = (self._idle_cpu(label) - idle) / (time.perf_counter() - began)
-        if share > _MOST_IDLE:
-            result.notes.append(f"idle servers used {share:.0%} of a core")
+        seconds, after = time.perf_counter() - began, self._cpu_seconds()
+        for each in others:
+            share = (after[each] - before[each]) / seconds
+            if share > _MOST_IDLE:
+                result.notes.append(f"{each} used {share:.0%} of a core meanwhile")
         if label in HEXSERVE:
             result.figures["compiles"] = await self._compiles(label)
         return result
 
-    def _idle_cpu(self, busy: str) -> float:
-        return sum(
-            cpu_seconds(server.process.pid)
-            for label, server in self._servers.items()
-            if label != busy
-        )
+    async def settle(self) -> None:
+        """Until no server computes: threads of some spin for a while after their last request."""
+        for _ in range(_SETTLE_TRIES):
+            before = sum(self._cpu_seconds().values())
+            await asyncio.sleep(_SETTLE_S)
+            if sum(self._cpu_seconds().values()) - before <= _MOST_SETTLING * _SETTLE_S:
+                return
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        return {label: cpu_seconds(server.process.pid) for label, server in self._servers.items()}
 
     async def _compiles(self, label: str) -> float:
         url = f"{self._servers[label].url}/metrics"

@@ -60,7 +60,8 @@ def bench(
     monkeypatch.setattr(peers, "running_servers", running)
     monkeypatch.setattr(peers, "model_cost", lambda folder: COST)
     monkeypatch.setattr(peer_runs, "measuring", measuring)
-    monkeypatch.setattr(peer_runs, "_MOST_IDLE", 1e9)  # the fakes share this busy process
+    monkeypatch.setattr(peer_runs, "cpu_seconds", lambda pid: 0.0)  # the fakes are this process
+    monkeypatch.setattr(peer_runs, "_SETTLE_S", 0.0)
     return asked
 
 
