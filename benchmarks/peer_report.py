@@ -23,10 +23,11 @@ _COLUMNS = {
     "itl_quiet_p50_ms": "quiet p50 ms",
     "itl_quiet_p99_ms": "quiet p99 ms",
 }
-_MACHINE_ROWS = {
-    "read_all_ms": "reading w1's step, all cores",
-    "read_half_ms": "reading w1's step, half the cores",
-    "matmul_all_ms": "w3's operations by the best matmul, all cores",
+_MACHINE_FIGURES = {
+    "read_all_ms": "reading w1's step on all cores",
+    "read_half_ms": "on half",
+    "matmul_all_ms": "w3's operations by the best matmul on all cores",
+    "matmul_half_ms": "on half",
 }
 _SHOWN_ERRORS = 5
 
@@ -166,8 +167,8 @@ class PeerReport:
             table.add_row(name, *(number(row.get(key)) for key in columns), str(errors))
         if self.machine[workload][0]:
             floors = self.medians(workload, MACHINE)
-            table.caption = "; ".join(
-                f"{title} {number(floors[key])} ms" for key, title in _MACHINE_ROWS.items()
+            table.caption = ", ".join(
+                f"{title} {number(floors[key])} ms" for key, title in _MACHINE_FIGURES.items()
             )
         return table
 

@@ -124,6 +124,7 @@ def machine_figures(
         "read_all_ms": 1000 * nbytes / measured[f"read_{cores}"],
         "read_half_ms": 1000 * nbytes / measured[f"read_{cores // 2}"],
         "matmul_all_ms": 1000 * flops / measured[f"matmul_{cores}"],
+        "matmul_half_ms": 1000 * flops / measured[f"matmul_{cores // 2}"],
     }
 
 

@@ -62,16 +62,24 @@ class RunningServer:
 
 def hexserve_servers(model: Path) -> dict[str, ServerCommand]:
     """The placements, in bfloat16, by label."""
-    base = (sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1")
-    base += (f"--model={model}", "--dtype=bfloat16")
-    flags = {COLOCATED: (), INT8: ("--quantization=int8",), DISAGG: ("--disagg_topo=1,1",)}
+    base = (
+        *(sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1"),
+        *(f"--model={model}", "--dtype=bfloat16"),
+    )
+    flags: dict[str, tuple[str, ...]] = {
+        COLOCATED: (),
+        INT8: ("--quantization=int8",),
+        DISAGG: ("--disagg_topo=1,1",),
+    }
     return {label: ServerCommand((*base, *flags[label]), "/ping") for label in HEXSERVE}
 
 
 def vllm_servers(vllm: Path, model: Path) -> dict[str, ServerCommand]:
     """vLLM's two settings, by label. `vllm`: its command, in its own virtual environment."""
-    command = (str(vllm), "serve", str(model), "--host=127.0.0.1", "--dtype=bfloat16")
-    command += (f"--max-model-len={_MODEL_LEN}", "--max-num-seqs=32", "--no-enable-prefix-caching")
+    command = (
+        *(str(vllm), "serve", str(model), "--host=127.0.0.1", "--dtype=bfloat16"),
+        *(f"--max-model-len={_MODEL_LEN}", "--max-num-seqs=32", "--no-enable-prefix-caching"),
+    )
     # It spreads its threads over the cores by OpenMP, Intel's of the same environment.
     libraries = (*sorted(Path("/usr/lib").glob(_TCMALLOC))[:1], vllm.parent.parent / _OPENMP)
     cores = sorted(os.sched_getaffinity(0))
@@ -92,8 +100,10 @@ def vllm_servers(vllm: Path, model: Path) -> dict[str, ServerCommand]:
 def llama_servers(llama: Path, weights: Mapping[str, Path]) -> dict[str, ServerCommand]:
     """llama.cpp's server for the GGUF file of each label."""
     threads = str(len(os.sched_getaffinity(0)))
-    command = (str(llama), "--host", "127.0.0.1", "-t", threads, "-tb", threads)
-    command += ("-np", str(_SEQUENCES), "-c", str(_SEQUENCES * _SLOT_TOKENS))
+    command = (
+        *(str(llama), "--host", "127.0.0.1", "-t", threads, "-tb", threads),
+        *("-np", str(_SEQUENCES), "-c", str(_SEQUENCES * _SLOT_TOKENS)),
+    )
     unpacked = {LLAMA_Q8: ("--no-repack",)}
     return {
         label: ServerCommand((*command, "-m", str(path), *unpacked.get(label, ())), "/health")
