@@ -20,7 +20,7 @@ from benchmarks.peer_servers import (
     DISAGG,
     HEXSERVE,
     INT8,
-    LLAMA_F16,
+    LLAMA_BF16,
     LLAMA_Q8,
     VLLM,
     VLLM_256,
@@ -39,9 +39,9 @@ from benchmarks.workloads import (
 )
 
 CONTENDERS: dict[str, tuple[str, ...]] = {
-    "w1": (COLOCATED, MACHINE, DISAGG, VLLM, INT8, LLAMA_Q8, LLAMA_F16),
-    "w2": (COLOCATED, VLLM, DISAGG, *SAMPLED.values(), LLAMA_Q8, LLAMA_F16),
-    "w3": (MACHINE, COLOCATED, VLLM, DISAGG, LLAMA_Q8, LLAMA_F16),
+    "w1": (COLOCATED, MACHINE, DISAGG, VLLM, INT8, LLAMA_Q8, LLAMA_BF16),
+    "w2": (COLOCATED, VLLM, DISAGG, *SAMPLED.values(), LLAMA_Q8, LLAMA_BF16),
+    "w3": (MACHINE, COLOCATED, VLLM, DISAGG, LLAMA_Q8, LLAMA_BF16),
     "w4": (DISAGG, VLLM, VLLM_256),
 }
 """Who runs each workload, in the order of a round; the machine stands by whom it judges."""

@@ -1,6 +1,6 @@
 """hexserve beside vLLM's CPU build and llama.cpp's server: the same weights, cores and workloads.
 
-    python -m benchmarks.peers [--vllm COMMAND] [--llama COMMAND --llama_q8 FILE --llama_f16 FILE]
+    python -m benchmarks.peers [--vllm COMMAND] [--llama COMMAND --llama_q8 FILE --llama_bf16 FILE]
                                [--workload w1,w2,w3,w4] [--rounds 3] [--json FILE] [--check]
 
 All servers are started, and one at a time is given work. In each round a workload
@@ -40,7 +40,7 @@ from benchmarks.peer_report import PeerReport
 from benchmarks.peer_runs import run_rounds, servers_of
 from benchmarks.peer_servers import (
     HEXSERVE,
-    LLAMA_F16,
+    LLAMA_BF16,
     LLAMA_Q8,
     ServerCommand,
     hexserve_servers,
@@ -93,7 +93,7 @@ def server_commands(args: argparse.Namespace) -> dict[str, ServerCommand]:
     commands = hexserve_servers(args.model)
     if args.vllm:
         commands |= vllm_servers(args.vllm, args.model)
-    files = {LLAMA_Q8: args.llama_q8, LLAMA_F16: args.llama_f16}
+    files = {LLAMA_Q8: args.llama_q8, LLAMA_BF16: args.llama_bf16}
     if args.llama:
         commands |= llama_servers(args.llama, {name: file for name, file in files.items() if file})
     needed = servers_of(args.workload)
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, metavar="COMMAND", help="bin/vllm of its environment")
     parser.add_argument("--llama", type=Path, metavar="COMMAND", help="llama-server")
     parser.add_argument("--llama_q8", type=Path, metavar="FILE", help="the model as q8_0 GGUF")
-    parser.add_argument("--llama_f16", type=Path, metavar="FILE", help="the model as f16 GGUF")
+    parser.add_argument("--llama_bf16", type=Path, metavar="FILE", help="the model as bf16 GGUF")
     parser.add_argument("--workload", default="all", help="comma-separated, or all (default)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, help="of the prompts; default: a random one")
@@ -148,12 +148,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--rounds {args.rounds} is not at least 1")
     if not args.model.is_dir():
         parser.error(f"--model {args.model}: no such folder (`make demo` fetches the demo model)")
-    for flag in ("vllm", "llama", "llama_q8", "llama_f16"):
+    for flag in ("vllm", "llama", "llama_q8", "llama_bf16"):
         path = getattr(args, flag)
         if path and not path.is_file():
             parser.error(f"--{flag} {path}: no such file")
-    if bool(args.llama) != bool(args.llama_q8 or args.llama_f16):
-        parser.error("--llama and one of --llama_q8, --llama_f16 go together")
+    if bool(args.llama) != bool(args.llama_q8 or args.llama_bf16):
+        parser.error("--llama and one of --llama_q8, --llama_bf16 go together")
     if args.json and not args.json.absolute().parent.is_dir():
         parser.error(f"--json {args.json}: no such folder")
     if len(os.sched_getaffinity(0)) < 2:

@@ -12,7 +12,7 @@ from benchmarks.peer_servers import (
     DISAGG,
     HEXSERVE,
     INT8,
-    LLAMA_F16,
+    LLAMA_BF16,
     LLAMA_Q8,
     VLLM,
     VLLM_256,
@@ -67,10 +67,10 @@ def test_vllms_openmp_is_that_of_its_environment(tmp_path: Path) -> None:
 
 
 def test_llama_serves_the_files_that_are_given() -> None:
-    assert list(llama_servers(Path("/l"), {LLAMA_F16: Path("/f")})) == [LLAMA_F16]
-    both = llama_servers(Path("/l"), {LLAMA_Q8: Path("/q"), LLAMA_F16: Path("/f")})
+    assert list(llama_servers(Path("/l"), {LLAMA_BF16: Path("/f")})) == [LLAMA_BF16]
+    both = llama_servers(Path("/l"), {LLAMA_Q8: Path("/q"), LLAMA_BF16: Path("/f")})
     assert both[LLAMA_Q8].command[-3:] == ("-m", "/q", "--no-repack")
-    assert both[LLAMA_F16].command[-2:] == ("-m", "/f")
+    assert both[LLAMA_BF16].command[-2:] == ("-m", "/f")
 
 
 def test_servers_are_waited_for_and_ended(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from benchmarks.peer_servers import (
     DISAGG,
     HEXSERVE,
     INT8,
-    LLAMA_F16,
+    LLAMA_BF16,
     LLAMA_Q8,
     VLLM,
     VLLM_256,
@@ -163,8 +163,8 @@ def test_w1_and_w3_have_the_machine_beside_them(
 
 def test_a_workload_starts_only_who_runs_it() -> None:
     assert servers_of(["w4"]) == {DISAGG, VLLM, VLLM_256}
-    assert servers_of(["w2"]) == {COLOCATED, DISAGG, VLLM, LLAMA_Q8, LLAMA_F16}
-    assert servers_of(["w1", "w4"]) == {*HEXSERVE, VLLM, VLLM_256, LLAMA_Q8, LLAMA_F16}
+    assert servers_of(["w2"]) == {COLOCATED, DISAGG, VLLM, LLAMA_Q8, LLAMA_BF16}
+    assert servers_of(["w1", "w4"]) == {*HEXSERVE, VLLM, VLLM_256, LLAMA_Q8, LLAMA_BF16}
     assert INT8 not in servers_of(["w2", "w3", "w4"])
 
 
