@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 
-from benchmarks.machine_floors import measuring
+from benchmarks.machine_floors import Floors, measuring
 from benchmarks.model_cost import ModelCost
-from benchmarks.openai_stream import OpenAIStreamClient, ServerError
+from benchmarks.openai_stream import OpenAIStreamClient
 from benchmarks.peer_report import PeerReport
 from benchmarks.peer_servers import (
     COLOCATED,
@@ -42,7 +42,7 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
     "w1": (COLOCATED, MACHINE, DISAGG, VLLM, INT8, LLAMA_Q8, LLAMA_BF16),
     "w2": (COLOCATED, VLLM, DISAGG, *SAMPLED.values(), LLAMA_Q8, LLAMA_BF16),
     "w3": (MACHINE, COLOCATED, VLLM, DISAGG, LLAMA_Q8, LLAMA_BF16),
-    "w4": (DISAGG, VLLM, VLLM_256),
+    "w4": (MACHINE, DISAGG, VLLM, VLLM_256),
 }
 """Who runs each workload, in the order of a round; the machine stands by whom it judges."""
 
@@ -88,22 +88,13 @@ async def run_rounds(
     assert isinstance(long, BatchShape)
     async with httpx.AsyncClient(timeout=600.0, limits=limits, trust_env=False) as http:
         with measuring((cores // 2, cores), cost.matmuls, (_CHUNK, long.prompt_tokens)) as floors:
-            bench = _Bench(http, servers, shapes, rng)
+            bench = _Bench(http, servers, floors, cost, shapes, rng)
             for name in servers:
                 await bench.warm_up(name)
             for workload, times in rounds.items():
                 for number in range(1, times + 1):
-                    machine: Figures = {}
-                    results = {}
-                    for name in CONTENDERS[workload]:
-                        if name == MACHINE:
-                            on_run(f"{workload} {number}/{times} {name}")
-                            await bench.settle()
-                            machine = machine_figures(floors.measure(), cost, shapes, cores)
-                        elif _SERVER.get(name, name) in servers:
-                            on_run(f"{workload} {number}/{times} {name}")
-                            results[name] = await bench.run(workload, name)
-                    report.add(workload, results, machine)
+                    title = f"{workload} {number}/{times}"
+                    report.add(workload, *await bench.round(workload, title, on_run))
     return report
 
 
@@ -140,17 +131,21 @@ def with_derived(result: WorkloadResult, shape: BatchShape | MixedShape) -> Work
 
 
 class _Bench:
-    """Runs one workload on one contender."""
+    """Runs a workload on one contender after the other."""
 
     def __init__(
         self,
         http: httpx.AsyncClient,
         servers: Mapping[str, RunningServer],
+        floors: Floors,
+        cost: ModelCost,
         shapes: Shapes,
         rng: random.Random,
     ) -> None:
         self._http = http
         self._servers = servers
+        self._floors = floors
+        self._cost = cost
         self._shapes = shapes
         self._rng = rng
         self._models: dict[str, str] = {}
@@ -160,8 +155,26 @@ class _Bench:
         await warm_up(client, self._rng)
         self._models[label] = client.model
 
-    async def run(self, workload: str, name: str) -> WorkloadResult:
-        """The result, with a note when a server that should sleep has used the cores meanwhile."""
+    async def round(
+        self, workload: str, title: str, on_run: Callable[[str], None]
+    ) -> tuple[dict[str, WorkloadResult], Figures]:
+        """Contender → result of everyone whose server is there, and the machine's figures."""
+        results: dict[str, WorkloadResult] = {}
+        machine: Figures = {}
+        for name in CONTENDERS[workload]:
+            if name != MACHINE and _SERVER.get(name, name) not in self._servers:
+                continue
+            on_run(f"{title} {name}")
+            await self._settle()
+            if name == MACHINE:
+                cores = len(os.sched_getaffinity(0))
+                machine = machine_figures(self._floors.measure(), self._cost, self._shapes, cores)
+            else:
+                results[name] = await self._run(workload, name)
+        return results, machine
+
+    async def _run(self, workload: str, name: str) -> WorkloadResult:
+        """The result, with a note of each other server that has used the cores meanwhile."""
         label = _SERVER.get(name, name)
         shape = self._shapes[workload]
         sampled = name in _SERVER
@@ -172,7 +185,6 @@ class _Bench:
             extra=_SAMPLING if sampled else None,
             seeds=self._rng if sampled else None,
         )
-        await self.settle()
         others = [each for each in self._servers if each != label]
         began, before = time.perf_counter(), self._cpu_seconds()
         result = with_derived(await run_workload(client, shape, self._rng, _ignore), shape)
@@ -185,7 +197,7 @@ class _Bench:
             result.figures["compiles"] = await self._compiles(label)
         return result
 
-    async def settle(self) -> None:
+    async def _settle(self) -> None:
         """Until no server computes: threads of some spin for a while after their last request."""
         for _ in range(_SETTLE_TRIES):
             before = sum(self._cpu_seconds().values())
@@ -196,15 +208,14 @@ class _Bench:
     def _cpu_seconds(self) -> dict[str, float]:
         return {label: cpu_seconds(server.process.pid) for label, server in self._servers.items()}
 
-    async def _compiles(self, label: str) -> float:
-        url = f"{self._servers[label].url}/metrics"
+    async def _compiles(self, label: str) -> float | None:
+        """Programs that a hexserve server compiled after it was ready; None if it does not tell."""
         try:
-            found = _COMPILES.search((await self._http.get(url)).text)
-        except httpx.HTTPError as error:
-            raise ServerError(f"{url}: {error!r}") from error
-        if found is None:
-            raise ServerError(f"{url} has no hexserve:compiles_after_ready")
-        return float(found[1])
+            answer = await self._http.get(f"{self._servers[label].url}/metrics")
+        except httpx.HTTPError:
+            return None
+        found = _COMPILES.search(answer.text)
+        return float(found[1]) if found else None
 
 
 def _ignore() -> None:
