@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kv_peer import BARE_METHOD, LAYOUT, PIECE, TOKEN_BYTES, tokens_of
+from benchmarks.logged_process import StartError, running_module
 from benchmarks.report import print_line
-from benchmarks.router_processes import StartError, running_module
 from benchmarks.stats import host_info, median
 from kvtransfer import CHANNEL_OPTIONS, KVSink, keep_freed_buffers
 

@@ -9,6 +9,7 @@ events that arrive in one read share a time.
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,7 +72,12 @@ class RequestTiming:
 
 
 class OpenAIStreamClient:
-    """Sends greedy streaming requests to one server."""
+    """Sends streaming requests to one server, greedy ones unless `extra` says otherwise.
+
+    Args:
+        extra: fields of every request.
+        seeds: draws the `seed` of each request; without it they have none.
+    """
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class OpenAIStreamClient:
         api: Api = "completions",
         ignore_eos: bool = True,
         extra: Mapping[str, Any] | None = None,
+        seeds: random.Random | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
@@ -97,6 +104,7 @@ class OpenAIStreamClient:
         if ignore_eos:
             self._options["ignore_eos"] = True
         self._options |= extra or {}
+        self._seeds = seeds
 
     async def discover_model(self) -> None:
         """Take the first name of `/v1/models` as the model."""
@@ -117,6 +125,8 @@ class OpenAIStreamClient:
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
+        if self._seeds is not None:
+            body["seed"] = self._seeds.getrandbits(32)
         return json.dumps(body | self._options).encode()
 
     async def send(

@@ -145,7 +145,7 @@ class Report:
         for workload in self.results:
             figures = self.medians(workload, 0)
             cells = [
-                " / ".join(_number(figures.get(name)) for name in names)
+                " / ".join(number(figures.get(name)) for name in names)
                 for names in _SUMMARY_COLUMNS.values()
             ]
             table.add_row(workload, *cells, _count(self._error_count(workload, 0)))
@@ -156,7 +156,7 @@ class Report:
         summarized = {name for names in _SUMMARY_COLUMNS.values() for name in names}
         for workload in self.results:
             extras = [
-                f"{FIGURES[name]} {_number(value)}"
+                f"{FIGURES[name]} {number(value)}"
                 for name, value in self.medians(workload, 0).items()
                 if name not in summarized
             ]
@@ -179,7 +179,7 @@ class Report:
                 continue
             spread = f"{min(quotients):.3f} .. {max(quotients):.3f}" if quotients else "-"
             table.add_row(
-                FIGURES[name], *map(_number, values), _number(ratios[name], digits=3), spread
+                FIGURES[name], *map(number, values), number(ratios[name], digits=3), spread
             )
         table.add_row("errors", *(_count(self._error_count(workload, index)) for index in (0, 1)))
         return table
@@ -207,7 +207,7 @@ class Report:
                 "servers": {
                     server.label: {
                         "median": self.medians(workload, index),
-                        "rounds": [_round_json(result) for result in by_server[index]],
+                        "rounds": [round_json(result) for result in by_server[index]],
                     }
                     for index, server in enumerate(self.servers)
                 }
@@ -228,7 +228,7 @@ def print_line(console: Console, line: str, style: str | None = None) -> None:
     console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _round_json(result: WorkloadResult) -> dict[str, Any]:
+def round_json(result: WorkloadResult) -> dict[str, Any]:
     return {
         "figures": result.figures,
         "errors": result.errors,
@@ -249,7 +249,7 @@ def _request_json(timing: RequestTiming) -> dict[str, Any]:
     }
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

@@ -31,8 +31,9 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.logged_process import StartError
 from benchmarks.report import print_line
-from benchmarks.router_processes import StartError, running_router
+from benchmarks.router_processes import running_router
 from benchmarks.router_report import RouterReport, round_figures, streams_name
 from benchmarks.stats import host_info
 from benchmarks.token_stamps import MAX_REQUESTS, Nanoseconds, create_stamps

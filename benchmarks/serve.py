@@ -92,7 +92,7 @@ async def measure(args: argparse.Namespace, shapes: Shapes, status: Console) -> 
             for url, model in zip(args.url, args.model, strict=True)
         ]
         for client in clients:
-            await _warm_up(client, rng)
+            await warm_up(client, rng)
         report = Report(
             [
                 Server(label, client.base_url, client.model)
@@ -105,7 +105,7 @@ async def measure(args: argparse.Namespace, shapes: Shapes, status: Console) -> 
     return report
 
 
-async def _warm_up(client: OpenAIStreamClient, rng: random.Random) -> None:
+async def warm_up(client: OpenAIStreamClient, rng: random.Random) -> None:
     """Find the model's name if need be and send one request that is not counted."""
     if not client.model:
         await client.discover_model()

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.logged_process import StartError, running_module
 from benchmarks.report import print_line
-from benchmarks.router_processes import StartError, running_module
 from benchmarks.stats import host_info, median
 
 _FIRST_START_S = 900.0

@@ -44,7 +44,7 @@ MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
-        "kv_device", "kv_by_hand", "load",
+        "kv_device", "kv_by_hand", "load", "machine_floors", "peer_runs", "peers",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 
 @dataclass
@@ -27,6 +27,8 @@ class FakeServer:
     """`http`, `event`, `cut`, `garbage` or `silent`."""
     healthy_requests: int = 0
     """So many requests are answered before `fault` sets in."""
+    compiles: int = 0
+    """After ready, as hexserve counts them."""
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     journal: list[str] = field(default_factory=list)
@@ -43,6 +45,10 @@ class FakeServer:
         @app.get("/v1/models")
         def models() -> dict[str, Any]:
             return {"object": "list", "data": [{"id": f"{self.name}-model"}]}
+
+        @app.get("/metrics", response_class=PlainTextResponse)
+        def metrics() -> str:
+            return f'hexserve:compiles_after_ready{{model_name="m"}} {self.compiles}.0\n'
 
         @app.post("/v1/completions")
         async def completions(request: Request) -> Response:

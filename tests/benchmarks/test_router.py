@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.logged_process import LoggedProcess, StartError, running_module
 from benchmarks.router import main
-from benchmarks.router_processes import LoggedProcess, StartError, running_module
 from benchmarks.router_report import FIGURES
 
 
