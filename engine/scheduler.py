@@ -1,14 +1,11 @@
-"""Which sequences a step computes, and where their KV lies. Plain Python, no jax.
-
-Admission is first come, first served, and reserves every block a sequence can ever need
-on this worker, so nothing that runs can run out of blocks.
-"""
+"""Which sequences a step computes, and where their KV lies. Plain Python, no jax."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 
+from engine.admission import Admission
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
 from engine.events import (
@@ -71,12 +68,11 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._sequences: dict[SequenceId, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
         self._prefilling: deque[Sequence] = deque()
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
+        self._admission = Admission(limits, pool, self._exports)
         self._copies = CopyQueue(pool.block_size)
-        self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._fresh_slots: list[Sequence] = []
         self._events: list[Event] = []
 
@@ -90,16 +86,16 @@ class Scheduler:
         if request.id in self._sequences:
             return
         self._admit()  # what has room does not wait: it must not count as waiting
-        refusal = self._never_fits(request)
+        refusal = self._admission.refusal(request) or self._transfer_in_use(request)
         if refusal is not None:
             self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))
-        elif len(self._waiting) >= self.limits.max_waiting:
-            reason = f"{len(self._waiting)} requests are waiting already"
+        elif len(self._admission.waiting) >= self.limits.max_waiting:
+            reason = f"{len(self._admission.waiting)} requests are waiting already"
             self._events.append(Rejected(request.id.attempt, reason))
         else:
             sequence = Sequence.of(request)
             self._sequences[request.id] = sequence
-            self._waiting.append(sequence)
+            self._admission.waiting.append(sequence)
 
     def abort(self, attempt: AttemptId) -> None:
         """Forget every sequence of `attempt`; idempotent."""
@@ -159,7 +155,7 @@ class Scheduler:
             or self._prefilling
             or self._copies
             or self._events
-            or (self._waiting and self._can_admit(self._waiting[0]))
+            or self._admission.possible
         )
 
     def schedule(self) -> StepPlan:
@@ -199,12 +195,13 @@ class Scheduler:
 
     def load(self) -> Load:
         """Blocks are counted at their owners: one that has got lost is missing in the sum."""
-        uncomputed = (len(s.tokens) - s.computed for s in (*self._waiting, *self._prefilling))
+        waiting = self._admission.waiting
+        uncomputed = (len(s.tokens) - s.computed for s in (*waiting, *self._prefilling))
         owned = sum(len(s.blocks) for s in self._sequences.values())
         exported = sum(len(s.blocks) for s in self._exports if s.state is SequenceState.EXPORTED)
         return Load(
-            waiting=len(self._waiting),
-            running=self.limits.max_seqs - len(self._slots),
+            waiting=len(waiting),
+            running=self._admission.taken_slots,
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
             running_blocks=owned - exported,
@@ -230,10 +227,9 @@ class Scheduler:
                 held = len(sequence.blocks) * self.pool.block_size
                 assert sequence.computed <= held, f"{sequence.id} has KV outside its blocks"
         self.pool.check_invariants(running, exported)
-        slots = [s.slot for s in self._sequences.values() if s.slot >= 0]
-        assert sorted([*slots, *self._slots]) == list(range(self.limits.max_seqs)), "slots"
+        self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
         by_state = {
-            SequenceState.WAITING: list(self._waiting),
+            SequenceState.WAITING: list(self._admission.waiting),
             SequenceState.PREFILLING: list(self._prefilling),
             SequenceState.DECODING: list(self._decoding.values()),
         }
@@ -244,26 +240,9 @@ class Scheduler:
         self._exports.check_owners(self._sequences.values())
         self._copies.check_owners(self._sequences.values())
 
-    # ---- admission ----
+    # ---- in and out ----
 
-    def _kv_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose KV this worker may have to hold for `sequence`."""
-        if not sequence.decodes_here:
-            return len(sequence.tokens)
-        # The KV of the very last token is never needed.
-        return max(sequence.most_tokens(self.limits.max_model_len) - 1, len(sequence.tokens))
-
-    def _never_fits(self, request: SequenceRequest) -> str | None:
-        """Why `request` can never be computed here; None when it can."""
-        refusal = self.limits.refusal(request)
-        if refusal is not None:
-            return refusal
-        needed = self.pool.blocks_for(self._kv_tokens(Sequence.of(request)))
-        if needed > self.pool.num_blocks:
-            return (
-                f"{needed} KV blocks of {self.pool.block_size} tokens are needed, "
-                f"this worker has {self.pool.num_blocks}"
-            )
+    def _transfer_in_use(self, request: SequenceRequest) -> str | None:
         if request.roles is Role.PREFILL and any(
             s.request.transfer_id == request.transfer_id and not s.decodes_here
             for s in self._sequences.values()
@@ -271,16 +250,8 @@ class Scheduler:
             return "its transfer_id names another transfer"
         return None
 
-    def _can_admit(self, sequence: Sequence) -> bool:
-        needed = self.pool.blocks_for(self._kv_tokens(sequence))
-        limited = not sequence.decodes_here and self._exports.full
-        return bool(self._slots) and needed <= self.pool.free and not limited
-
     def _admit(self) -> None:
-        while self._waiting and self._can_admit(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            sequence.blocks = self.pool.reserve(self.pool.blocks_for(self._kv_tokens(sequence)))
-            sequence.slot = self._slots.pop()
+        for sequence in self._admission.admitted():
             if Role.PREFILL in sequence.request.roles:
                 sequence.enter(SequenceState.PREFILLING)
                 self._prefilling.append(sequence)
@@ -295,7 +266,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
         queue = {
-            SequenceState.WAITING: self._waiting,
+            SequenceState.WAITING: self._admission.waiting,
             SequenceState.PREFILLING: self._prefilling,
         }.get(sequence.state)
         if queue is not None:
@@ -305,16 +276,11 @@ class Scheduler:
         self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
-        self._free_slot(sequence)
+        self._admission.free_slot(sequence)
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
-
-    def _free_slot(self, sequence: Sequence) -> None:
-        if sequence.slot >= 0:
-            self._slots.append(sequence.slot)
-            sequence.slot = -1
 
     # ---- entries ----
 
@@ -394,4 +360,4 @@ class Scheduler:
         """Keep a prefilled sequence's blocks for its reader, and nothing else."""
         sequence.enter(SequenceState.EXPORTED)
         self.pool.export(sequence.blocks)
-        self._free_slot(sequence)
+        self._admission.free_slot(sequence)
