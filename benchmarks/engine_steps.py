@@ -124,7 +124,7 @@ class _Bench:
         rows = []
         for index in range(step.rows):
             first = index * needed
-            blocks = tuple((first + i) % self._blocks for i in range(needed))
+            blocks = (first + np.arange(needed, dtype=np.int32)) % self._blocks
             tokens = tuple(range(5, 5 + step.tokens))
             start = step.context - step.tokens
             sampling = RowSampling(GREEDY, 0, step.context)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
+
 from engine.blocks import BlockPool
 from engine.exports import Exports
 from engine.limits import Limits
@@ -37,7 +39,8 @@ class Admission:
         """Take those that have room off the queue, each with its slot and blocks."""
         while self.possible:
             sequence = self.waiting.popleft()
-            sequence.blocks = self._pool.reserve(self._blocks_of(sequence))
+            taken = self._pool.reserve(self._blocks_of(sequence))
+            sequence.blocks = np.array(taken, np.int32)
             sequence.slot = self._slots.pop()
             yield sequence
 

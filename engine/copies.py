@@ -74,7 +74,6 @@ class CopyQueue:
     def _slots(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
         """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
         positions = np.arange(start, stop, dtype=np.int32)
-        table = np.asarray(sequence.blocks, dtype=np.int32)
-        return table[positions // self._block_size] * self._block_size + (
+        return sequence.blocks[positions // self._block_size] * self._block_size + (
             positions % self._block_size
         )

@@ -54,7 +54,7 @@ class Engine:
         self._step_began = time.monotonic()
         self._take_commands()
         plan = self._scheduler.schedule()
-        outcome = self._runner.run(plan)
+        outcome = self._runner.dispatch(plan)()
         events = self._scheduler.commit(plan, outcome)
         self._load = self._scheduler.load()
         self._step_began = None

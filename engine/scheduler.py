@@ -33,7 +33,7 @@ from engine.plan import (
     StepOutcome,
     StepPlan,
 )
-from engine.sequence import Sequence, SequenceState
+from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.types import (
     AttemptId,
     Failure,
@@ -220,9 +220,9 @@ class Scheduler:
         exported: list[int] = []
         for sequence in self._sequences.values():
             target = exported if sequence.state is SequenceState.EXPORTED else running
-            target.extend(sequence.blocks)
+            target.extend(sequence.blocks.tolist())
             if sequence.state is SequenceState.WAITING:
-                assert not sequence.blocks, f"{sequence.id} waits and owns blocks"
+                assert not len(sequence.blocks), f"{sequence.id} waits and owns blocks"
             else:
                 held = len(sequence.blocks) * self.pool.block_size
                 assert sequence.computed <= held, f"{sequence.id} has KV outside its blocks"
@@ -277,8 +277,8 @@ class Scheduler:
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
         self._admission.free_slot(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self.pool.release(sequence.blocks.tolist())
+        sequence.blocks = no_blocks()
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
 
@@ -314,7 +314,7 @@ class Scheduler:
             sequence.id,
             tuple(sequence.tokens[sequence.computed : stop]),
             sequence.computed,
-            tuple(sequence.blocks[: self.pool.blocks_for(stop)]),
+            sequence.blocks[: self.pool.blocks_for(stop)],
             sequence.slot,
             choose,
         )
@@ -359,5 +359,5 @@ class Scheduler:
     def _park(self, sequence: Sequence) -> None:
         """Keep a prefilled sequence's blocks for its reader, and nothing else."""
         sequence.enter(SequenceState.EXPORTED)
-        self.pool.export(sequence.blocks)
+        self.pool.export(sequence.blocks.tolist())
         self._admission.free_slot(sequence)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.types import FinishReason, Role, SamplingParams, SequenceId, SequenceRequest
 
 
@@ -33,6 +35,10 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
+def no_blocks() -> np.ndarray:
+    return np.empty(0, np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence being served.
@@ -40,15 +46,16 @@ class Sequence:
     Attributes:
         tokens: prompt and output token ids so far.
         computed: KV of `tokens[0:computed]` is in the blocks.
-        blocks: block table, in token order; empty unless it owns blocks.
-        slot: row of the per-sequence device state (penalty counts), -1 without one.
+        blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
+            under way hold views of it: it is replaced, never changed.
+        slot: row of the per-sequence state on the devices, -1 without one.
     """
 
     request: SequenceRequest
     tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: np.ndarray = field(default_factory=no_blocks)
     slot: int = -1
 
     @classmethod
