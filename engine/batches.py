@@ -99,8 +99,9 @@ def unpack_sampling(words: Any, seqs: int) -> tuple[RowParams, Any, Any]:
     assert _ROW.fields is not None
     table = words[1:].reshape(seqs, _ROW.itemsize // _WORD)
     columns = {}
-    for name, (kind, offset) in _ROW.fields.items():
-        first, width = offset // _WORD, kind.itemsize // _WORD
+    for name, field in _ROW.fields.items():
+        kind, first = field[0], field[1] // _WORD
+        width = kind.itemsize // _WORD
         column = table[:, first : first + width] if kind.shape else table[:, first]
         columns[name] = column.view(kind.base)
     token_slots = columns.pop("token_slot")

@@ -1,4 +1,10 @@
-"""Which sequences a step computes, and where their KV lies. Plain Python, no jax."""
+"""Which sequences a step computes, and where their KV lies. Plain Python, no jax.
+
+A step can be scheduled while the last one is still being computed: all that it needs is known by
+then but the tokens that are being sampled, and those stay on the devices (LAST_SAMPLED). A
+sequence that turns out to have ended with such a token has one row too many, whose result is
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,7 @@ from engine.events import (
 from engine.exports import Exports
 from engine.limits import Limits
 from engine.plan import (
+    LAST_SAMPLED,
     BatchRow,
     Entry,
     ExportKV,
@@ -44,6 +51,9 @@ from engine.types import (
     SequenceRequest,
     TokenDelta,
 )
+from engine.under_way import StepsUnderWay
+
+_Row = tuple[BatchRow, Sequence]
 
 EXPORTS_PER_STEP = 32
 IMPORTS_PER_STEP = 8
@@ -74,6 +84,7 @@ class Scheduler:
         self._admission = Admission(limits, pool, self._exports)
         self._copies = CopyQueue(pool.block_size)
         self._fresh_slots: list[Sequence] = []
+        self._under_way = StepsUnderWay()
         self._events: list[Event] = []
 
     # ---- commands ----
@@ -134,7 +145,7 @@ class Scheduler:
         sequence = self._sequences.get(command.id)
         if sequence is None or sequence.state is not SequenceState.IMPORTING:
             return
-        sequence.computed = len(sequence.tokens)
+        sequence.computed = sequence.scheduled = len(sequence.tokens)
         token = command.first_token
         sequence.tokens.append(token)
         usable = 0 <= token < self.limits.vocab_size
@@ -151,7 +162,8 @@ class Scheduler:
     def has_work(self) -> bool:
         """True when a step would do something."""
         return bool(
-            self._decoding
+            self._under_way
+            or self._decoding
             or self._prefilling
             or self._copies
             or self._events
@@ -159,36 +171,51 @@ class Scheduler:
         )
 
     def schedule(self) -> StepPlan:
-        """Admit what fits and choose the entries of the next step."""
+        """Admit what fits and choose the entries of the next step.
+
+        An empty plan is no step. Any other is under way from now on, and is to be committed
+        after those before it.
+        """
         self._admit()
-        if self._copies.reads and not self._decoding:
+        number = self._under_way.next_number
+        rows = [self._row(s, s.length) for s in self._decoding.values() if not self._is_last(s)]
+        if self._copies.reads and not rows:
             # A reader must not wait for the next prompt, which may take long.
-            return StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP)))
-        imports = IMPORTS_PER_BUSY_STEP if self._decoding else IMPORTS_PER_STEP
+            exports = StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP, number)))
+            self._under_way.add(exports, ())
+            return exports
+        imports = IMPORTS_PER_BUSY_STEP if rows else IMPORTS_PER_STEP
         entries: list[Entry] = [
-            *self._copies.take_imports(imports),
-            *self._copies.take_exports(EXPORTS_PER_STEP),
+            *self._copies.take_imports(imports, number),
+            *self._copies.take_exports(EXPORTS_PER_STEP, number),
         ]
-        rows = [self._decode_row(s) for s in self._decoding.values()]
         rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
         entries += self._count_loads()
         if rows:
             # One-token rows first: kernels treat them apart from longer ones.
-            rows.sort(key=lambda row: len(row.tokens) > 1)
-            entries.append(RunBatch(tuple(rows)))
-        return StepPlan(tuple(entries))
+            rows.sort(key=lambda each: len(each[0].tokens) > 1)
+            entries.append(RunBatch(tuple(row for row, _ in rows)))
+        plan = StepPlan(tuple(entries))
+        if entries:
+            self._under_way.add(plan, (sequence for _, sequence in rows))
+        return plan
 
-    def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Event, ...]:
-        """Take in what the devices answered; returns everything that has happened."""
-        for entry in plan.entries:
+    def commit(self, outcome: StepOutcome) -> None:
+        """Take in what the devices answered to the first of the steps under way."""
+        step = self._under_way.pop()
+        self.pool.finished(step.number)
+        for entry in step.plan.entries:
             if isinstance(entry, ExportKV):
                 arrays = outcome.exported[entry.read_id]
                 self._events.append(KVRead(entry.read_id, arrays))
             elif isinstance(entry, ImportKV):
                 self._events.append(KVWritten(entry.import_id, ok=True))
-            elif isinstance(entry, RunBatch):
-                for row in entry.rows:
-                    self._commit_row(row, outcome)
+        for row, sequence in step.rows:
+            if sequence.state is not SequenceState.ENDED:
+                self._commit_row(row, sequence, outcome)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Everything that has happened since the last call."""
         events = tuple(self._events)
         self._events.clear()
         return events
@@ -204,7 +231,7 @@ class Scheduler:
             running=self._admission.taken_slots,
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
-            running_blocks=owned - exported,
+            running_blocks=owned - exported + self.pool.retired,
             exported_blocks=exported,
             # While prompts are computed it is they that the next one waits for.
             export_limited=self._exports.full and not self._prefilling,
@@ -225,8 +252,10 @@ class Scheduler:
                 assert not len(sequence.blocks), f"{sequence.id} waits and owns blocks"
             else:
                 held = len(sequence.blocks) * self.pool.block_size
-                assert sequence.computed <= held, f"{sequence.id} has KV outside its blocks"
-        self.pool.check_invariants(running, exported)
+                assert sequence.scheduled <= held, f"{sequence.id} has KV outside its blocks"
+        named = self._under_way.blocks(self.pool.block_size)
+        self.pool.check_invariants(running, exported, named)
+        self._under_way.check_sequences(self._sequences.values())
         self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
         by_state = {
             SequenceState.WAITING: list(self._admission.waiting),
@@ -277,7 +306,7 @@ class Scheduler:
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
         self._admission.free_slot(sequence)
-        self.pool.release(sequence.blocks.tolist())
+        self.pool.release(sequence.blocks.tolist(), sequence.last_step)
         sequence.blocks = no_blocks()
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
@@ -292,38 +321,42 @@ class Scheduler:
                 yield LoadTokenCounts(sequence.slot, prompt, output)
         self._fresh_slots.clear()
 
-    def _decode_row(self, sequence: Sequence) -> BatchRow:
-        return self._row(sequence, len(sequence.tokens))
+    def _is_last(self, sequence: Sequence) -> bool:
+        """A step under way samples the last token that it may have."""
+        return sequence.length >= sequence.most_tokens(self.limits.max_model_len)
 
-    def _prefill_rows(self, budget: int) -> list[BatchRow]:
-        rows: list[BatchRow] = []
-        for sequence in self._prefilling:
+    def _prefill_rows(self, budget: int) -> list[_Row]:
+        rows: list[_Row] = []
+        for sequence in tuple(self._prefilling):
             if len(rows) == self.limits.max_prefill_seqs or budget == 0:
                 break
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            left = len(sequence.tokens) - sequence.scheduled
+            if left == 0:
+                continue  # until its first token has been read back and it is exported
+            count = min(left, budget)
             budget -= count
-            rows.append(self._row(sequence, sequence.computed + count))
+            rows.append(self._row(sequence, sequence.scheduled + count))
+            if count == left and sequence.decodes_here:
+                self._prefilling.remove(sequence)
+                self._start_decoding(sequence)
         return rows
 
-    def _row(self, sequence: Sequence, stop: int) -> BatchRow:
-        """Compute tokens [sequence.computed, stop), and sample if they are all there are."""
-        choose = None
-        if stop == len(sequence.tokens):
+    def _row(self, sequence: Sequence, stop: int) -> _Row:
+        """Compute tokens [sequence.scheduled, stop), and sample if they are all there are."""
+        start, choose = sequence.scheduled, None
+        tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
+        blocks = sequence.blocks[: self.pool.blocks_for(stop)]
+        if stop == sequence.length:
             choose = RowSampling(sequence.sampling, sequence.id.choice, position=stop)
-        return BatchRow(
-            sequence.id,
-            tuple(sequence.tokens[sequence.computed : stop]),
-            sequence.computed,
-            sequence.blocks[: self.pool.blocks_for(stop)],
-            sequence.slot,
-            choose,
-        )
+            sequence.unread += 1
+        sequence.scheduled = stop
+        sequence.last_step = self._under_way.next_number
+        return BatchRow(sequence.id, tokens, start, blocks, sequence.slot, choose), sequence
 
     # ---- results ----
 
-    def _commit_row(self, row: BatchRow, outcome: StepOutcome) -> None:
-        sequence = self._sequences[row.id]
-        sequence.computed = row.start + len(row.tokens)
+    def _commit_row(self, row: BatchRow, sequence: Sequence, outcome: StepOutcome) -> None:
+        sequence.computed = row.stop
         exporting = not sequence.decodes_here
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
@@ -332,6 +365,7 @@ class Scheduler:
             return
         token = outcome.tokens[row.id]
         index = sequence.output_count
+        sequence.unread -= 1
         sequence.tokens.append(token)
         finish = sequence.finish_after(token, self.limits.max_model_len)
         logprobs = outcome.logprobs.get(row.id)
@@ -343,12 +377,9 @@ class Scheduler:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))
         if finish is not None:
             self._end(sequence)
-        elif sequence.state is SequenceState.PREFILLING:
+        elif exporting:
             self._prefilling.remove(sequence)
-            if exporting:
-                self._park(sequence)
-            else:
-                self._start_decoding(sequence)
+            self._park(sequence)
 
     def _start_decoding(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.IMPORTING:

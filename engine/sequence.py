@@ -46,6 +46,9 @@ class Sequence:
     Attributes:
         tokens: prompt and output token ids so far.
         computed: KV of `tokens[0:computed]` is in the blocks.
+        scheduled: it is, or will be when the dispatched steps have run; counts unread tokens.
+        unread: tokens that dispatched steps sample, and that are not in `tokens` yet.
+        last_step: number of the last dispatched step that names its blocks.
         blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
             under way hold views of it: it is replaced, never changed.
         slot: row of the per-sequence state on the devices, -1 without one.
@@ -55,6 +58,9 @@ class Sequence:
     tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
+    scheduled: int = 0
+    unread: int = 0
+    last_step: int = 0
     blocks: np.ndarray = field(default_factory=no_blocks)
     slot: int = -1
 
@@ -77,6 +83,11 @@ class Sequence:
     @property
     def decodes_here(self) -> bool:
         return Role.DECODE in self.request.roles
+
+    @property
+    def length(self) -> int:
+        """Tokens, those that dispatched steps sample among them."""
+        return len(self.tokens) + self.unread
 
     def enter(self, state: SequenceState) -> None:
         """Change state.
