@@ -44,7 +44,7 @@ MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "engine", "engine_steps", "kv_device",
-        "kv_by_hand",
+        "kv_by_hand", "step_gaps",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
@@ -52,7 +52,7 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports",
+        "runner", "exports", "admission", "copies", "pace", "under_way",
     )
 }  # fmt: skip
 
