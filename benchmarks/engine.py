@@ -9,8 +9,8 @@ memory's bandwidth, and that of its floating-point operations at the rate of a l
 (`pip install -e '.[bench]'`; without torch by XLA). "share" is the floor over the step: 1.00 is as
 fast as the machine. "host" is the step less its programs: packing, dispatch, reading back.
 
-The gap is the time between the programs of two decode steps of 16 sequences, in which scheduling,
-packing and reading back happen and nothing is computed.
+The gap is the time between the programs of two decode steps of 16 sequences in which nothing is
+computed, as jax's profiler sees it: the next step is dispatched while one runs.
 
 --trace writes a profile of one more run of each step for `jax.profiler`'s viewers (Perfetto,
 XProf). Each number of cores is measured in a process of its own that may use no others.

@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.kernel_floors import MIB, library_matmul, reading
 from benchmarks.stats import median
+from benchmarks.step_gaps import gaps
 from engine.build import BuiltEngine, build_engine
 from engine.events import Add
 from engine.jax_runner import JaxRunner
@@ -22,6 +23,8 @@ from engine.types import COLOCATED, AttemptId, SamplingParams, SequenceId, Seque
 from settings.config import EngineConfig, ModelConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+SETTLING_STEPS = 8
+"""Until the engine knows how long its steps take."""
 FLOOR_MATMUL = (512, 1536, 4096)
 """Rows, inputs and outputs of the matmul that stands for the best that the cores can do."""
 
@@ -81,7 +84,8 @@ def measure(
     runner = built.runner
     assert isinstance(runner, JaxRunner)
     runner.warm_up()
-    programs = _Watched(runner._programs)
+    unwatched = runner._programs
+    programs = _Watched(unwatched)
     runner._programs = programs  # type: ignore[assignment]
     bench = _Bench(built, runner, programs, threads)
     measured = [bench.step(step, rounds) for step in steps]
@@ -89,7 +93,8 @@ def measure(
         with jax.profiler.trace(trace):
             for step in steps:
                 runner.run(bench.plan(step))
-    return measured, gap(built, programs, 16)
+    runner._programs = unwatched  # which does not wait for what it dispatches
+    return measured, gap(built, 16)
 
 
 class _Bench:
@@ -124,7 +129,7 @@ class _Bench:
         rows = []
         for index in range(step.rows):
             first = index * needed
-            blocks = tuple((first + i) % self._blocks for i in range(needed))
+            blocks = (first + np.arange(needed, dtype=np.int32)) % self._blocks
             tokens = tuple(range(5, 5 + step.tokens))
             start = step.context - step.tokens
             sampling = RowSampling(GREEDY, 0, step.context)
@@ -155,7 +160,7 @@ class _Bench:
         )
 
 
-def gap(built: BuiltEngine, programs: _Watched, sequences: int, steps: int = 60) -> float:
+def gap(built: BuiltEngine, sequences: int, steps: int = 60) -> float:
     """The median time between two decode steps in which no program runs, in seconds."""
     for index in range(sequences):
         prompt = tuple(range(10, 42))
@@ -163,12 +168,9 @@ def gap(built: BuiltEngine, programs: _Watched, sequences: int, steps: int = 60)
         built.engine.submit(Add(request))
     while built.engine.load().waiting_tokens or built.engine.load().running < sequences:
         built.engine.step()
-    gaps = []
-    for _ in range(steps):
-        ended = programs.ended
+    for _ in range(SETTLING_STEPS):
         built.engine.step()
-        gaps.append(programs.began - ended)
-    return median(gaps) or 0.0
+    return median(gaps(built.engine.step, steps)) or 0.0
 
 
 def _sequence(index: int) -> SequenceId:

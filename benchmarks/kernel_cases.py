@@ -29,14 +29,13 @@ from benchmarks.kernel_floors import (
     timed,
     timed_in_place,
 )
-from engine.batches import pack_sampling
+from engine.batches import pack_sampling, unpack_sampling
 from engine.kernels.batch import Batch
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
 from engine.kernels.quantized import Quantized, quantize
 from engine.kernels.reference import ReferenceKernels
 from engine.plan import BatchRow, RowSampling
-from engine.programs import ProgramShape
 from engine.types import AttemptId, SamplingParams, SequenceId
 
 BLOCK_SIZE = 32
@@ -324,11 +323,12 @@ def _sample(dtype: str, own: SamplingParams, name: str) -> Case:
     batches = -(-COLD_BYTES // logits_bytes)
     rng = np.random.default_rng(0)
     logits = tuple(3 * rng.standard_normal((ROWS, VOCAB), np.float32) for _ in range(batches))
+    table = np.zeros(1, np.int32)
     rows = [
-        BatchRow(SequenceId(AttemptId("", 0), row), (0,), 0, (0,), 0, RowSampling(own, row, 1))
+        BatchRow(SequenceId(AttemptId("", 0), row), (0,), 0, table, 0, RowSampling(own, row, 1))
         for row in range(ROWS)
     ]
-    params = jax.device_put(pack_sampling(rows, ProgramShape(ROWS, ROWS, 1)))
+    params = jax.device_put(unpack_sampling(pack_sampling(rows, ROWS), ROWS)[0])
 
     def run_with(kernels: Kernels) -> Run:
         def program(counts: Any, logits: tuple[Any, ...]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -108,6 +109,9 @@ async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.
     """
     began = time.monotonic()
     async with running_deployment(config, worker_flags, stop) as (router, workers):
+        if config.jax_profile_dir is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR2, workers.hand_on, signal.SIGUSR2)
         await unless_stopped(wait_until_ready(router, workers), stop)
         if not stop.is_set():
             log.info("ready at %s after %.1f s", router.url, time.monotonic() - began)

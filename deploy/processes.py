@@ -160,19 +160,23 @@ class LocalWorkers:
                 WorkerDied(f"{worker.name} has ended with code {code}; its last lines:\n{lines}")
             )
 
+    def hand_on(self, number: signal.Signals) -> None:
+        """Hand a signal on to every process."""
+        for worker in self.processes:
+            if worker.process is not None:
+                _send(worker.process, number)
+
     async def stop(self) -> None:
         """SIGTERM to every process, SIGKILL to those that are still there after a grace time."""
         self._stopping = True
         processes = [w.process for w in self.processes if w.process is not None]
-        for process in processes:
-            _send(process, signal.SIGTERM)
+        self.hand_on(signal.SIGTERM)
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_GRACE_S)
             if late:
                 log.warning("%d worker processes did not end in time: killed", len(late))
-            for process in processes:
-                _send(process, signal.SIGKILL)
+            self.hand_on(signal.SIGKILL)
             await asyncio.gather(*waits)
         await asyncio.gather(*self._watchers, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -15,6 +15,7 @@ from typing import NoReturn
 from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from deploy.addresses import WorkerAddress, parse_address
+from deploy.profiling import profile_on_signal
 from deploy.roster import PlannedWorker
 from deploy.signals import in_daemon_thread, leave, run_until_signalled, unless_stopped
 from deploy.worker_host import WorkerHost
@@ -41,6 +42,8 @@ async def run_workers(
     Each worker has its own slice of this process's devices and an engine thread of its own.
     """
     began = time.monotonic()
+    if config.jax_profile_dir is not None:
+        profile_on_signal(config.jax_profile_dir)
     # What is wrong with an address shows before the weights are read.
     _addresses(config, workers, config.kv_transports or KV_TRANSPORTS)
     engines = await unless_stopped(in_daemon_thread(_load, config, workers), stop)

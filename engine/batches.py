@@ -1,9 +1,15 @@
-"""Packs the rows of a step plan into a program's padded arrays. NumPy only."""
+"""The two arrays that a step's programs take, packed here and taken apart inside the programs.
+
+One array costs a dispatch as much as twenty do, so a step has one for the forward pass, laid out
+by the program's shape, and one for sampling, which depends on the number of rows alone. NumPy
+only: `unpack_*` slice traced arrays as they slice NumPy's.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,59 +18,105 @@ from engine.plan import BatchRow
 from engine.programs import ProgramShape
 from engine.sampling import RowParams
 
+_ROW = np.dtype(
+    [
+        ("temperature", "f4"),
+        ("top_k", "i4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("presence", "f4"),
+        ("frequency", "f4"),
+        ("repetition", "f4"),
+        ("seed", "u4", (2,)),
+        ("choice", "i4"),
+        ("position", "i4"),
+        ("slot", "i4"),
+        ("scored", "i4"),
+        ("token_slot", "i4"),
+    ]
+)
+"""How one row samples: RowParams, and the slot that keeps its token (-1: none is kept)."""
+_WORD = 4
+_IDLE = (0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, (0, 0), 0, 0, -1, 0, -1)
 
-def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> Batch:
-    """Rows (those of one token first) as a Batch of `shape`; see engine.kernels.batch.Batch."""
-    flat = list(itertools.chain.from_iterable(row.tokens for row in rows))
-    tokens = np.zeros(shape.tokens, np.int32)
-    tokens[: len(flat)] = flat
-    starts = np.full(shape.seqs + 1, len(flat), np.int32)
-    starts[0] = 0
-    tables = np.zeros((shape.seqs, shape.blocks), np.int32)
-    kv_lens = np.zeros(shape.seqs, np.int32)
-    end = 0
-    for index, row in enumerate(rows):
-        end += len(row.tokens)
-        starts[index + 1] = end
-        tables[index, : len(row.blocks)] = row.blocks
-        kv_lens[index] = row.start + len(row.tokens)
-    single = sum(1 for row in rows if len(row.tokens) == 1)
-    return Batch(
-        tokens, starts, tables, kv_lens, np.int32(len(rows)), np.int32(single), np.int32(len(flat))
-    )
+
+def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> np.ndarray:
+    """Rows (those of one token first) as int32 words, for `unpack_batch`."""
+    words = np.zeros(_batch_words(shape), np.int32)
+    counts, tokens, starts, kv_lens, slots, tables = _batch_parts(words, shape)
+    lengths = [len(row.tokens) for row in rows]
+    total, live = sum(lengths), len(rows)
+    counts[:] = live, lengths.count(1), total
+    tokens[:total] = list(itertools.chain.from_iterable(row.tokens for row in rows))
+    starts[1 : live + 1] = list(itertools.accumulate(lengths))
+    starts[live + 1 :] = total
+    kv_lens[:live] = [row.stop for row in rows]
+    slots[:live] = [row.slot for row in rows]
+    for table, row in zip(tables, rows, strict=False):
+        table[: len(row.blocks)] = row.blocks
+    return words
 
 
-def pack_sampling(rows: Sequence[BatchRow], shape: ProgramShape) -> RowParams:
-    """How each row samples, padded to `shape.seqs` rows."""
-    n = shape.seqs
-    params = RowParams(
-        temperature=np.zeros(n, np.float32),
-        top_k=np.zeros(n, np.int32),
-        top_p=np.ones(n, np.float32),
-        min_p=np.zeros(n, np.float32),
-        presence=np.zeros(n, np.float32),
-        frequency=np.zeros(n, np.float32),
-        repetition=np.ones(n, np.float32),
-        seed=np.zeros((n, 2), np.uint32),
-        choice=np.zeros(n, np.int32),
-        position=np.zeros(n, np.int32),
-        slot=np.full(n, -1, np.int32),
-        scored=np.zeros(n, bool),
-    )
+def unpack_batch(words: Any, shape: ProgramShape) -> tuple[Batch, Any]:
+    """The Batch, and each row's slot [S]; see engine.kernels.batch.Batch.
+
+    A token below 0 is the one that was last sampled for the slot of its row.
+    """
+    counts, tokens, starts, kv_lens, slots, tables = _batch_parts(words, shape)
+    return Batch(tokens, starts, tables, kv_lens, counts[0], counts[1], counts[2]), slots
+
+
+def pack_sampling(rows: Sequence[BatchRow], seqs: int) -> np.ndarray:
+    """How each row samples, padded to `seqs` rows, as int32 words, for `unpack_sampling`."""
+    words = np.empty(1 + seqs * (_ROW.itemsize // _WORD), np.int32)
+    words[0] = len(rows)
+    records = words[1:].view(_ROW)
+    records[:] = _IDLE
     for index, row in enumerate(rows):
         if row.sampling is None:
             continue
         own = row.sampling.params
-        params.temperature[index] = own.temperature
-        params.top_k[index] = own.top_k
-        params.top_p[index] = own.top_p
-        params.min_p[index] = own.min_p
-        params.presence[index] = own.presence_penalty
-        params.frequency[index] = own.frequency_penalty
-        params.repetition[index] = own.repetition_penalty
-        params.seed[index] = (own.seed >> 32, own.seed & 0xFFFFFFFF)
-        params.choice[index] = row.sampling.choice
-        params.position[index] = row.sampling.position
-        params.slot[index] = row.slot if own.needs_token_counts else -1
-        params.scored[index] = own.top_logprobs is not None
-    return params
+        records[index] = (
+            own.temperature,
+            own.top_k,
+            own.top_p,
+            own.min_p,
+            own.presence_penalty,
+            own.frequency_penalty,
+            own.repetition_penalty,
+            (own.seed >> 32, own.seed & 0xFFFFFFFF),
+            row.sampling.choice,
+            row.sampling.position,
+            row.slot if own.needs_token_counts else -1,
+            own.top_logprobs is not None,
+            row.slot,
+        )
+    return words
+
+
+def unpack_sampling(words: Any, seqs: int) -> tuple[RowParams, Any, Any]:
+    """Row parameters, the slots that keep the rows' tokens [S] (-1: none), and the live rows."""
+    assert _ROW.fields is not None
+    table = words[1:].reshape(seqs, _ROW.itemsize // _WORD)
+    columns = {}
+    for name, field in _ROW.fields.items():
+        kind, first = field[0], field[1] // _WORD
+        width = kind.itemsize // _WORD
+        column = table[:, first : first + width] if kind.shape else table[:, first]
+        columns[name] = column.view(kind.base)
+    token_slots = columns.pop("token_slot")
+    columns["scored"] = columns["scored"] != 0
+    return RowParams(**columns), token_slots, words[0]
+
+
+def _batch_words(shape: ProgramShape) -> int:
+    return 4 + shape.tokens + shape.seqs * (3 + shape.blocks)
+
+
+def _batch_parts(words: Any, shape: ProgramShape) -> tuple[Any, ...]:
+    """Counts of live rows, one-token rows and tokens; then as in Batch, the slots among them."""
+    t, s, b = shape.tokens, shape.seqs, shape.blocks
+    sizes = (3, t, s + 1, s, s)
+    ends = list(itertools.accumulate(sizes))
+    parts = [words[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return (*parts, words[ends[-1] :].reshape(s, b))

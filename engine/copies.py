@@ -53,15 +53,19 @@ class CopyQueue:
                 self._writes.append(write)
         return answers
 
-    def take_exports(self, most: int) -> Iterator[ExportKV]:
+    def take_exports(self, most: int, step: int) -> Iterator[ExportKV]:
+        """At most `most`, for step number `step`."""
         for _ in range(min(most, len(self._reads))):
             read, sequence = self._reads.popleft()
+            sequence.last_step = step
             slots = self._slots(sequence, read.start, read.stop)
             yield ExportKV(read.read_id, read.start, read.stop, slots, read.on_device)
 
-    def take_imports(self, most: int) -> Iterator[ImportKV]:
+    def take_imports(self, most: int, step: int) -> Iterator[ImportKV]:
+        """At most `most`, for step number `step`."""
         for _ in range(min(most, len(self._writes))):
             write, sequence = self._writes.popleft()
+            sequence.last_step = step
             slots = self._slots(sequence, write.start, write.stop)
             yield ImportKV(write.import_id, write.start, slots, write.arrays)
 
@@ -74,7 +78,6 @@ class CopyQueue:
     def _slots(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
         """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
         positions = np.arange(start, stop, dtype=np.int32)
-        table = np.asarray(sequence.blocks, dtype=np.int32)
-        return table[positions // self._block_size] * self._block_size + (
+        return sequence.blocks[positions // self._block_size] * self._block_size + (
             positions % self._block_size
         )

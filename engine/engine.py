@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
+from collections.abc import Callable
 
 from engine.events import (
     Abort,
@@ -16,6 +17,8 @@ from engine.events import (
     StepResult,
     WriteKV,
 )
+from engine.pace import Pace
+from engine.plan import StepOutcome
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import Load
@@ -27,9 +30,11 @@ class Engine:
     `submit` may be called from any thread; everything else belongs to the engine thread.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, pace: Pace | None = None) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._pace = pace or Pace()
+        self._running: Callable[[], StepOutcome] | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._step_began: float | None = None
         self._load = scheduler.load()
@@ -50,15 +55,26 @@ class Engine:
                 self._execute(command)
 
     def step(self) -> StepResult:
-        """Schedule → run → commit: one forward pass and the copies around it."""
-        self._step_began = time.monotonic()
-        self._take_commands()
-        plan = self._scheduler.schedule()
-        outcome = self._runner.run(plan)
-        events = self._scheduler.commit(plan, outcome)
+        """Dispatch the next step, then wait for the one before it and commit that.
+
+        A step is one forward pass and the copies around it: schedule → dispatch → commit. The
+        next is dispatched while one runs, unless nobody can tell when that will end.
+        """
+        running, self._running = self._running, None
+        if running is None:
+            self._step_began = time.monotonic()
+        if self._wait_until_due():
+            plan = self._scheduler.schedule()
+            if plan.entries:
+                self._running = self._runner.dispatch(plan)
+                self._pace.dispatched(plan)
+        if running is not None:
+            outcome = running()
+            self._pace.ended()
+            self._scheduler.commit(outcome)
+        self._step_began = self._pace.began
         self._load = self._scheduler.load()
-        self._step_began = None
-        return StepResult(events, self._load)
+        return StepResult(self._scheduler.take_events(), self._load)
 
     def load(self) -> Load:
         """The load after the last step, with the age of the running one; any thread."""
@@ -72,14 +88,18 @@ class Engine:
         """See Scheduler.check_invariants; between steps only."""
         self._scheduler.check_invariants()
 
-    def _take_commands(self) -> None:
-        while True:
+    def _wait_until_due(self) -> bool:
+        """Take commands until the next step is due; False: only once the running has ended."""
+        while (left := self._pace.wait_s()) is not None:
             try:
-                command = self._commands.get_nowait()
+                command = self._commands.get(block=left > 0, timeout=max(left, 0.0))
             except queue.Empty:
-                return
+                if left <= 0:
+                    return True
+                continue
             if command is not None:
                 self._execute(command)
+        return False
 
     def _execute(self, command: Command) -> None:
         scheduler = self._scheduler

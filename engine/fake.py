@@ -11,11 +11,20 @@ at every temperature; the log-probability of that token is reported as 0.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from engine.plan import CopyBlocks, ExportKV, ImportKV, RunBatch, StepOutcome, StepPlan
+from engine.plan import (
+    LAST_SAMPLED,
+    CopyBlocks,
+    ExportKV,
+    ImportKV,
+    RunBatch,
+    StepOutcome,
+    StepPlan,
+)
 from engine.types import TokenLogprobs
 
 MODEL_TYPE = "hexserve_fake"
@@ -29,7 +38,8 @@ def next_token(tokens: Sequence[int], vocab_size: int) -> int:
 class FakeRunner:
     """Runs plans on a numpy pool of `num_blocks * block_size` tokens.
 
-    A step takes `step_s` seconds, as a stand-in for the devices' work.
+    A plan runs when it is waited for: as late as any device may run it. A step takes `step_s`
+    seconds, as a stand-in for the devices' work.
     """
 
     def __init__(
@@ -39,6 +49,7 @@ class FakeRunner:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._step_s = step_s
+        self._last: dict[int, int] = {}  # slot → the token last sampled
 
     def warm_up(self) -> None:
         """Nothing to compile."""
@@ -47,7 +58,12 @@ class FakeRunner:
     def compiles_after_warm_up(self) -> int:
         return 0
 
+    def dispatch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        """See engine.runner.Runner."""
+        return partial(self.run, plan)
+
     def run(self, plan: StepPlan) -> StepOutcome:
+        """Run one plan now."""
         outcome = StepOutcome()
         for entry in plan.entries:
             if isinstance(entry, ImportKV):
@@ -67,16 +83,16 @@ class FakeRunner:
         if self._step_s:
             time.sleep(self._step_s)
         for row in batch.rows:
-            stop = row.start + len(row.tokens)
-            positions = np.arange(stop)
-            table = np.asarray(row.blocks, dtype=np.int64)
-            slots = table[positions // self._block_size] * self._block_size
+            positions = np.arange(row.stop)
+            slots = row.blocks[positions // self._block_size] * self._block_size
             slots += positions % self._block_size
-            self._pool[slots[row.start :]] = row.tokens
+            self._pool[slots[row.start :]] = [
+                self._last[row.slot] if token == LAST_SAMPLED else token for token in row.tokens
+            ]
             if row.sampling is not None:
                 weighted = self._pool[slots].astype(np.int64) * (positions + 1)
                 token = int(weighted.sum() % self._vocab_size)
-                outcome.tokens[row.id] = token
+                outcome.tokens[row.id] = self._last[row.slot] = token
                 wanted = row.sampling.params.top_logprobs
                 if wanted is not None:
                     best = min(wanted, 1)

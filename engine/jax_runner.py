@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,11 +15,11 @@ import numpy as np
 from engine import sampling
 from engine.batches import pack_batch, pack_sampling
 from engine.compiles import CompileCounter
-from engine.kernels.batch import Batch
 from engine.kernels.interface import KVPools
 from engine.models.decoder import Params
 from engine.placing import Placement
 from engine.plan import (
+    BatchRow,
     CopyBlocks,
     ExportKV,
     ImportKV,
@@ -28,9 +29,10 @@ from engine.plan import (
     StepPlan,
 )
 from engine.programs import ProgramShape, smallest
+from engine.readback import Readback
 from engine.sharding import copies_directly, sharding_of, views_directly
 from engine.step_programs import POOL_AXES, StepPrograms
-from engine.types import TokenLogprobs
+from engine.types import KVArrays
 from telemetry.progress import progress
 
 log = logging.getLogger("hexserve.engine")
@@ -90,13 +92,14 @@ class JaxRunner:
             placement.kernels.settle(each)
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
+        self._last_tokens = jnp.zeros(max_seqs, jnp.int32, device=sharding_of((None,), mesh))
         self._compiles = CompileCounter()
         self._programs = StepPrograms(placement, params, placement.dtype, self._dtype)
 
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""
         for shape in progress(self._shapes, "warm-up: programs", log):
-            self._run_padded(shape, pack_batch((), shape), pack_sampling((), shape))
+            self._run_rows((), shape)
         nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
         exported = self._programs.export_kv(self._pools, nowhere, none)
         for chunk in exported, jax.device_get(exported):  # two programs to jax
@@ -116,36 +119,43 @@ class JaxRunner:
         return self._compiles.count
 
     def run(self, plan: StepPlan) -> StepOutcome:
+        """Dispatch and wait."""
+        return self.dispatch(plan)()
+
+    def dispatch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
         """See engine.runner.Runner."""
         self._compiles.watch_this_thread()
-        outcome = StepOutcome()
+        readback = Readback()
         for entry in plan.entries:
             match entry:
                 case RunBatch():
-                    self._run_batch(entry, outcome)
+                    readback.batches.append((entry, self._run_batch(entry)))
                 case ImportKV():
                     self._run_import(entry)
                 case ExportKV():
-                    self._run_export(entry, outcome)
+                    readback.exports.append((entry, self._run_export(entry)))
                 case CopyBlocks():
                     self._run_copy_blocks(entry)
                 case LoadTokenCounts():
                     self._run_load_counts(entry)
-        return outcome
+        if not readback.batches and any(isinstance(entry, ImportKV) for entry in plan.entries):
+            # What tells that they have been read: a batch computes on the pools after them.
+            jax.block_until_ready(self._pools)
+        return readback.outcome
 
     # ---- batches ----
 
-    def _run_padded(
-        self, shape: ProgramShape, batch: Batch, rows: sampling.RowParams
-    ) -> sampling.Sampled:
-        forward = self._programs.forward(shape, self._params, self._pools)
-        sample = self._programs.sample(shape, self._counts)
-        logits, self._pools = forward(self._params, self._pools, batch)
+    def _run_rows(self, rows: tuple[BatchRow, ...], shape: ProgramShape) -> sampling.Sampled:
+        last = self._last_tokens
+        forward = self._programs.forward(shape, self._params, self._pools, last)
+        sample = self._programs.sample(shape.seqs, self._counts, last)
+        batch, how = pack_batch(rows, shape), pack_sampling(rows, shape.seqs)
+        logits, self._pools = forward(self._params, self._pools, batch, last)
         sampled: sampling.Sampled
-        sampled, self._counts = sample(logits, rows, self._counts, batch.num_rows)
+        sampled, self._counts, self._last_tokens = sample(logits, how, self._counts, last)
         return sampled
 
-    def _run_batch(self, entry: RunBatch, outcome: StepOutcome) -> None:
+    def _run_batch(self, entry: RunBatch) -> sampling.Sampled:
         rows = entry.rows
         shape = smallest(
             self._shapes,
@@ -153,20 +163,7 @@ class JaxRunner:
             seqs=len(rows),
             blocks=max(len(row.blocks) for row in rows),
         )
-        batch = pack_batch(rows, shape)
-        sampled = self._run_padded(shape, batch, pack_sampling(rows, shape))
-        tokens, logprobs, top_ids, top_logprobs = jax.device_get(sampled)
-        for index, row in enumerate(rows):
-            if row.sampling is None:
-                continue
-            outcome.tokens[row.id] = int(tokens[index])
-            best = row.sampling.params.top_logprobs
-            if best is not None:
-                outcome.logprobs[row.id] = TokenLogprobs(
-                    float(logprobs[index]),
-                    tuple(top_ids[index, :best].tolist()),
-                    tuple(top_logprobs[index, :best].tolist()),
-                )
+        return self._run_rows(rows, shape)
 
     # ---- copies ----
 
@@ -175,25 +172,15 @@ class JaxRunner:
         padded[: len(slots)] = slots
         return padded
 
-    def _run_export(self, entry: ExportKV, outcome: StepOutcome) -> None:
-        count = entry.stop - entry.start
-        slots = self._padded_slots(entry.slots)
-        exported = self._programs.export_kv(self._pools, slots, np.int32(count))
-        outcome.exported[entry.read_id] = (
-            exported
-            if entry.on_device
-            else tuple(np.asarray(array)[:, :count] for array in exported)
-        )
+    def _run_export(self, entry: ExportKV) -> KVArrays:
+        count = np.int32(entry.stop - entry.start)
+        return self._programs.export_kv(self._pools, self._padded_slots(entry.slots), count)
 
     def _run_import(self, entry: ImportKV) -> None:
         count = np.int32(len(entry.slots))
         chunk = tuple(self._whole(array) for array in entry.arrays)
         slots = self._padded_slots(entry.slots)
         self._pools = self._programs.import_kv(self._pools, slots, count, chunk)
-        if any(isinstance(array, np.ndarray) for array in entry.arrays):
-            # They may be shared memory that is reused once this step has returned; jax keeps
-            # its own arrays until they have been read.
-            jax.block_until_ready(self._pools)
 
     def _whole(self, array: Any) -> Any:
         """One whole chunk, on this engine's devices or the host, ready to be imported."""

@@ -12,6 +12,9 @@ import numpy as np
 
 from engine.types import KVArrays, SamplingParams, SequenceId, TokenLogprobs
 
+LAST_SAMPLED = -1
+"""In a row's tokens: the token that was last sampled for the row's slot, whatever it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
@@ -31,18 +34,24 @@ class BatchRow:
     """One sequence's share of a batch.
 
     Attributes:
-        tokens: tokens to compute, at positions [start, start + len(tokens)).
-        blocks: block table; covers at least start + len(tokens) tokens.
-        slot: row of the penalty counts.
+        tokens: tokens to compute, at positions [start, stop); LAST_SAMPLED stands for one
+            that the host has not read back yet.
+        blocks: block table, int32; covers at least `stop` tokens, and does not change.
+        slot: row of the state that a sequence has on the devices: its penalty counts and the
+            token last sampled.
         sampling: None when no token is to be sampled (more of the prompt is to come).
     """
 
     id: SequenceId
     tokens: tuple[int, ...]
     start: int
-    blocks: tuple[int, ...]
+    blocks: np.ndarray
     slot: int
     sampling: RowSampling | None
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

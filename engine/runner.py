@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.plan import StepOutcome, StepPlan
@@ -17,9 +18,13 @@ class Runner(Protocol):
     def compiles_after_warm_up(self) -> int:
         """Programs compiled since `warm_up`; above 0, some request has waited for a compiler."""
 
-    def run(self, plan: StepPlan) -> StepOutcome:
-        """Execute `plan` and wait for what it samples and exports to the host.
+    def dispatch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        """Let the devices execute `plan` after those before it; returns before they have.
 
-        Mutates the KV pool and the penalty counts. Numpy arrays of the plan's imports are not
-        read after this returns; arrays of the outcome own their memory.
+        Mutates the KV pool and what each slot has on the devices.
+
+        Returns:
+            what waits for all that the plan samples and exports to the host; to be called
+            once, in the order of the plans. Numpy arrays of the plan's imports are read until
+            it returns, and not after; arrays of the outcome own their memory.
         """

@@ -1,7 +1,9 @@
 """Which sequences a step computes, and where their KV lies. Plain Python, no jax.
 
-Admission is first come, first served, and reserves every block a sequence can ever need
-on this worker, so nothing that runs can run out of blocks.
+A step can be scheduled while the last one is still being computed: all that it needs is known by
+then but the tokens that are being sampled, and those stay on the devices (LAST_SAMPLED). A
+sequence that turns out to have ended with such a token has one row too many, whose result is
+dropped.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from engine.admission import Admission
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
 from engine.events import (
@@ -26,6 +29,7 @@ from engine.events import (
 from engine.exports import Exports
 from engine.limits import Limits
 from engine.plan import (
+    LAST_SAMPLED,
     BatchRow,
     Entry,
     ExportKV,
@@ -36,7 +40,7 @@ from engine.plan import (
     StepOutcome,
     StepPlan,
 )
-from engine.sequence import Sequence, SequenceState
+from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.types import (
     AttemptId,
     Failure,
@@ -47,6 +51,9 @@ from engine.types import (
     SequenceRequest,
     TokenDelta,
 )
+from engine.under_way import StepsUnderWay
+
+_Row = tuple[BatchRow, Sequence]
 
 EXPORTS_PER_STEP = 32
 IMPORTS_PER_STEP = 8
@@ -71,13 +78,13 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._sequences: dict[SequenceId, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
         self._prefilling: deque[Sequence] = deque()
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
+        self._admission = Admission(limits, pool, self._exports)
         self._copies = CopyQueue(pool.block_size)
-        self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._fresh_slots: list[Sequence] = []
+        self._under_way = StepsUnderWay()
         self._events: list[Event] = []
 
     # ---- commands ----
@@ -90,16 +97,16 @@ class Scheduler:
         if request.id in self._sequences:
             return
         self._admit()  # what has room does not wait: it must not count as waiting
-        refusal = self._never_fits(request)
+        refusal = self._admission.refusal(request) or self._transfer_in_use(request)
         if refusal is not None:
             self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))
-        elif len(self._waiting) >= self.limits.max_waiting:
-            reason = f"{len(self._waiting)} requests are waiting already"
+        elif len(self._admission.waiting) >= self.limits.max_waiting:
+            reason = f"{len(self._admission.waiting)} requests are waiting already"
             self._events.append(Rejected(request.id.attempt, reason))
         else:
             sequence = Sequence.of(request)
             self._sequences[request.id] = sequence
-            self._waiting.append(sequence)
+            self._admission.waiting.append(sequence)
 
     def abort(self, attempt: AttemptId) -> None:
         """Forget every sequence of `attempt`; idempotent."""
@@ -138,7 +145,7 @@ class Scheduler:
         sequence = self._sequences.get(command.id)
         if sequence is None or sequence.state is not SequenceState.IMPORTING:
             return
-        sequence.computed = len(sequence.tokens)
+        sequence.computed = sequence.scheduled = len(sequence.tokens)
         token = command.first_token
         sequence.tokens.append(token)
         usable = 0 <= token < self.limits.vocab_size
@@ -155,59 +162,76 @@ class Scheduler:
     def has_work(self) -> bool:
         """True when a step would do something."""
         return bool(
-            self._decoding
+            self._under_way
+            or self._decoding
             or self._prefilling
             or self._copies
             or self._events
-            or (self._waiting and self._can_admit(self._waiting[0]))
+            or self._admission.possible
         )
 
     def schedule(self) -> StepPlan:
-        """Admit what fits and choose the entries of the next step."""
+        """Admit what fits and choose the entries of the next step.
+
+        An empty plan is no step. Any other is under way from now on, and is to be committed
+        after those before it.
+        """
         self._admit()
-        if self._copies.reads and not self._decoding:
+        number = self._under_way.next_number
+        rows = [self._row(s, s.length) for s in self._decoding.values() if not self._is_last(s)]
+        if self._copies.reads and not rows:
             # A reader must not wait for the next prompt, which may take long.
-            return StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP)))
-        imports = IMPORTS_PER_BUSY_STEP if self._decoding else IMPORTS_PER_STEP
+            exports = StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP, number)))
+            self._under_way.add(exports, ())
+            return exports
+        imports = IMPORTS_PER_BUSY_STEP if rows else IMPORTS_PER_STEP
         entries: list[Entry] = [
-            *self._copies.take_imports(imports),
-            *self._copies.take_exports(EXPORTS_PER_STEP),
+            *self._copies.take_imports(imports, number),
+            *self._copies.take_exports(EXPORTS_PER_STEP, number),
         ]
-        rows = [self._decode_row(s) for s in self._decoding.values()]
         rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
         entries += self._count_loads()
         if rows:
             # One-token rows first: kernels treat them apart from longer ones.
-            rows.sort(key=lambda row: len(row.tokens) > 1)
-            entries.append(RunBatch(tuple(rows)))
-        return StepPlan(tuple(entries))
+            rows.sort(key=lambda each: len(each[0].tokens) > 1)
+            entries.append(RunBatch(tuple(row for row, _ in rows)))
+        plan = StepPlan(tuple(entries))
+        if entries:
+            self._under_way.add(plan, (sequence for _, sequence in rows))
+        return plan
 
-    def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Event, ...]:
-        """Take in what the devices answered; returns everything that has happened."""
-        for entry in plan.entries:
+    def commit(self, outcome: StepOutcome) -> None:
+        """Take in what the devices answered to the first of the steps under way."""
+        step = self._under_way.pop()
+        self.pool.finished(step.number)
+        for entry in step.plan.entries:
             if isinstance(entry, ExportKV):
                 arrays = outcome.exported[entry.read_id]
                 self._events.append(KVRead(entry.read_id, arrays))
             elif isinstance(entry, ImportKV):
                 self._events.append(KVWritten(entry.import_id, ok=True))
-            elif isinstance(entry, RunBatch):
-                for row in entry.rows:
-                    self._commit_row(row, outcome)
+        for row, sequence in step.rows:
+            if sequence.state is not SequenceState.ENDED:
+                self._commit_row(row, sequence, outcome)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Everything that has happened since the last call."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def load(self) -> Load:
         """Blocks are counted at their owners: one that has got lost is missing in the sum."""
-        uncomputed = (len(s.tokens) - s.computed for s in (*self._waiting, *self._prefilling))
+        waiting = self._admission.waiting
+        uncomputed = (len(s.tokens) - s.computed for s in (*waiting, *self._prefilling))
         owned = sum(len(s.blocks) for s in self._sequences.values())
         exported = sum(len(s.blocks) for s in self._exports if s.state is SequenceState.EXPORTED)
         return Load(
-            waiting=len(self._waiting),
-            running=self.limits.max_seqs - len(self._slots),
+            waiting=len(waiting),
+            running=self._admission.taken_slots,
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
-            running_blocks=owned - exported,
+            running_blocks=owned - exported + self.pool.retired,
             exported_blocks=exported,
             # While prompts are computed it is they that the next one waits for.
             export_limited=self._exports.full and not self._prefilling,
@@ -223,17 +247,18 @@ class Scheduler:
         exported: list[int] = []
         for sequence in self._sequences.values():
             target = exported if sequence.state is SequenceState.EXPORTED else running
-            target.extend(sequence.blocks)
+            target.extend(sequence.blocks.tolist())
             if sequence.state is SequenceState.WAITING:
-                assert not sequence.blocks, f"{sequence.id} waits and owns blocks"
+                assert not len(sequence.blocks), f"{sequence.id} waits and owns blocks"
             else:
                 held = len(sequence.blocks) * self.pool.block_size
-                assert sequence.computed <= held, f"{sequence.id} has KV outside its blocks"
-        self.pool.check_invariants(running, exported)
-        slots = [s.slot for s in self._sequences.values() if s.slot >= 0]
-        assert sorted([*slots, *self._slots]) == list(range(self.limits.max_seqs)), "slots"
+                assert sequence.scheduled <= held, f"{sequence.id} has KV outside its blocks"
+        named = self._under_way.blocks(self.pool.block_size)
+        self.pool.check_invariants(running, exported, named)
+        self._under_way.check_sequences(self._sequences.values())
+        self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
         by_state = {
-            SequenceState.WAITING: list(self._waiting),
+            SequenceState.WAITING: list(self._admission.waiting),
             SequenceState.PREFILLING: list(self._prefilling),
             SequenceState.DECODING: list(self._decoding.values()),
         }
@@ -244,26 +269,9 @@ class Scheduler:
         self._exports.check_owners(self._sequences.values())
         self._copies.check_owners(self._sequences.values())
 
-    # ---- admission ----
+    # ---- in and out ----
 
-    def _kv_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose KV this worker may have to hold for `sequence`."""
-        if not sequence.decodes_here:
-            return len(sequence.tokens)
-        # The KV of the very last token is never needed.
-        return max(sequence.most_tokens(self.limits.max_model_len) - 1, len(sequence.tokens))
-
-    def _never_fits(self, request: SequenceRequest) -> str | None:
-        """Why `request` can never be computed here; None when it can."""
-        refusal = self.limits.refusal(request)
-        if refusal is not None:
-            return refusal
-        needed = self.pool.blocks_for(self._kv_tokens(Sequence.of(request)))
-        if needed > self.pool.num_blocks:
-            return (
-                f"{needed} KV blocks of {self.pool.block_size} tokens are needed, "
-                f"this worker has {self.pool.num_blocks}"
-            )
+    def _transfer_in_use(self, request: SequenceRequest) -> str | None:
         if request.roles is Role.PREFILL and any(
             s.request.transfer_id == request.transfer_id and not s.decodes_here
             for s in self._sequences.values()
@@ -271,16 +279,8 @@ class Scheduler:
             return "its transfer_id names another transfer"
         return None
 
-    def _can_admit(self, sequence: Sequence) -> bool:
-        needed = self.pool.blocks_for(self._kv_tokens(sequence))
-        limited = not sequence.decodes_here and self._exports.full
-        return bool(self._slots) and needed <= self.pool.free and not limited
-
     def _admit(self) -> None:
-        while self._waiting and self._can_admit(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            sequence.blocks = self.pool.reserve(self.pool.blocks_for(self._kv_tokens(sequence)))
-            sequence.slot = self._slots.pop()
+        for sequence in self._admission.admitted():
             if Role.PREFILL in sequence.request.roles:
                 sequence.enter(SequenceState.PREFILLING)
                 self._prefilling.append(sequence)
@@ -295,7 +295,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
         queue = {
-            SequenceState.WAITING: self._waiting,
+            SequenceState.WAITING: self._admission.waiting,
             SequenceState.PREFILLING: self._prefilling,
         }.get(sequence.state)
         if queue is not None:
@@ -305,16 +305,11 @@ class Scheduler:
         self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
-        self._free_slot(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._admission.free_slot(sequence)
+        self.pool.release(sequence.blocks.tolist(), sequence.last_step)
+        sequence.blocks = no_blocks()
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
-
-    def _free_slot(self, sequence: Sequence) -> None:
-        if sequence.slot >= 0:
-            self._slots.append(sequence.slot)
-            sequence.slot = -1
 
     # ---- entries ----
 
@@ -326,38 +321,42 @@ class Scheduler:
                 yield LoadTokenCounts(sequence.slot, prompt, output)
         self._fresh_slots.clear()
 
-    def _decode_row(self, sequence: Sequence) -> BatchRow:
-        return self._row(sequence, len(sequence.tokens))
+    def _is_last(self, sequence: Sequence) -> bool:
+        """A step under way samples the last token that it may have."""
+        return sequence.length >= sequence.most_tokens(self.limits.max_model_len)
 
-    def _prefill_rows(self, budget: int) -> list[BatchRow]:
-        rows: list[BatchRow] = []
-        for sequence in self._prefilling:
+    def _prefill_rows(self, budget: int) -> list[_Row]:
+        rows: list[_Row] = []
+        for sequence in tuple(self._prefilling):
             if len(rows) == self.limits.max_prefill_seqs or budget == 0:
                 break
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            left = len(sequence.tokens) - sequence.scheduled
+            if left == 0:
+                continue  # until its first token has been read back and it is exported
+            count = min(left, budget)
             budget -= count
-            rows.append(self._row(sequence, sequence.computed + count))
+            rows.append(self._row(sequence, sequence.scheduled + count))
+            if count == left and sequence.decodes_here:
+                self._prefilling.remove(sequence)
+                self._start_decoding(sequence)
         return rows
 
-    def _row(self, sequence: Sequence, stop: int) -> BatchRow:
-        """Compute tokens [sequence.computed, stop), and sample if they are all there are."""
-        choose = None
-        if stop == len(sequence.tokens):
+    def _row(self, sequence: Sequence, stop: int) -> _Row:
+        """Compute tokens [sequence.scheduled, stop), and sample if they are all there are."""
+        start, choose = sequence.scheduled, None
+        tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
+        blocks = sequence.blocks[: self.pool.blocks_for(stop)]
+        if stop == sequence.length:
             choose = RowSampling(sequence.sampling, sequence.id.choice, position=stop)
-        return BatchRow(
-            sequence.id,
-            tuple(sequence.tokens[sequence.computed : stop]),
-            sequence.computed,
-            tuple(sequence.blocks[: self.pool.blocks_for(stop)]),
-            sequence.slot,
-            choose,
-        )
+            sequence.unread += 1
+        sequence.scheduled = stop
+        sequence.last_step = self._under_way.next_number
+        return BatchRow(sequence.id, tokens, start, blocks, sequence.slot, choose), sequence
 
     # ---- results ----
 
-    def _commit_row(self, row: BatchRow, outcome: StepOutcome) -> None:
-        sequence = self._sequences[row.id]
-        sequence.computed = row.start + len(row.tokens)
+    def _commit_row(self, row: BatchRow, sequence: Sequence, outcome: StepOutcome) -> None:
+        sequence.computed = row.stop
         exporting = not sequence.decodes_here
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
@@ -366,6 +365,7 @@ class Scheduler:
             return
         token = outcome.tokens[row.id]
         index = sequence.output_count
+        sequence.unread -= 1
         sequence.tokens.append(token)
         finish = sequence.finish_after(token, self.limits.max_model_len)
         logprobs = outcome.logprobs.get(row.id)
@@ -377,12 +377,9 @@ class Scheduler:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))
         if finish is not None:
             self._end(sequence)
-        elif sequence.state is SequenceState.PREFILLING:
+        elif exporting:
             self._prefilling.remove(sequence)
-            if exporting:
-                self._park(sequence)
-            else:
-                self._start_decoding(sequence)
+            self._park(sequence)
 
     def _start_decoding(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.IMPORTING:
@@ -393,5 +390,5 @@ class Scheduler:
     def _park(self, sequence: Sequence) -> None:
         """Keep a prefilled sequence's blocks for its reader, and nothing else."""
         sequence.enter(SequenceState.EXPORTED)
-        self.pool.export(sequence.blocks)
-        self._free_slot(sequence)
+        self.pool.export(sequence.blocks.tolist())
+        self._admission.free_slot(sequence)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.types import FinishReason, Role, SamplingParams, SequenceId, SequenceRequest
 
 
@@ -33,6 +35,10 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
+def no_blocks() -> np.ndarray:
+    return np.empty(0, np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence being served.
@@ -40,15 +46,22 @@ class Sequence:
     Attributes:
         tokens: prompt and output token ids so far.
         computed: KV of `tokens[0:computed]` is in the blocks.
-        blocks: block table, in token order; empty unless it owns blocks.
-        slot: row of the per-sequence device state (penalty counts), -1 without one.
+        scheduled: it is, or will be when the dispatched steps have run; counts unread tokens.
+        unread: tokens that dispatched steps sample, and that are not in `tokens` yet.
+        last_step: number of the last dispatched step that names its blocks.
+        blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
+            under way hold views of it: it is replaced, never changed.
+        slot: row of the per-sequence state on the devices, -1 without one.
     """
 
     request: SequenceRequest
     tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0
+    unread: int = 0
+    last_step: int = 0
+    blocks: np.ndarray = field(default_factory=no_blocks)
     slot: int = -1
 
     @classmethod
@@ -70,6 +83,11 @@ class Sequence:
     @property
     def decodes_here(self) -> bool:
         return Role.DECODE in self.request.roles
+
+    @property
+    def length(self) -> int:
+        """Tokens, those that dispatched steps sample among them."""
+        return len(self.tokens) + self.unread
 
     def enter(self, state: SequenceState) -> None:
         """Change state.

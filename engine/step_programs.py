@@ -13,8 +13,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from engine import sampling
-from engine.batches import pack_batch, pack_sampling
-from engine.kernels.batch import Batch
+from engine.batches import pack_batch, pack_sampling, unpack_batch, unpack_sampling
+from engine.kernels.batch import row_of_token
 from engine.kernels.interface import KVPools
 from engine.models.decoder import Decoder, Params
 from engine.placing import Placement
@@ -52,13 +52,10 @@ class StepPrograms:
         chunk = (sharding_of(_CHUNK_AXES, mesh).spec,) * 2
         shard = partial(jax.shard_map, mesh=mesh, check_vma=False)
         param_specs = jax.tree.map(lambda array: array.sharding.spec, params)
-        self._step = jax.jit(
-            shard(
-                self._run_shard,
-                in_specs=(param_specs, pools, _REPLICATED),
-                out_specs=(_REPLICATED, pools),
-            ),
-            donate_argnums=1,
+        self._forward_pass = partial(
+            shard,
+            in_specs=(param_specs, pools, _REPLICATED, _REPLICATED),
+            out_specs=(_REPLICATED, pools),
         )
         copy = _REPLICATED, _REPLICATED
         self._kv_dtype = kv_dtype
@@ -88,29 +85,42 @@ class StepPrograms:
         """The forward programs compiled so far."""
         return self._forward
 
-    def forward(self, shape: ProgramShape, params: Params, pools: KVPools) -> Any:
-        """(params, pools, batch of `shape`) -> (float32 logits [S, vocab], pools)."""
+    def forward(
+        self, shape: ProgramShape, params: Params, pools: KVPools, last_tokens: Array
+    ) -> Any:
+        """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools)."""
         program = self._forward.get(shape)
         if program is None:
+            step = jax.jit(self._forward_pass(partial(self._run_shard, shape)), donate_argnums=1)
             with jax.default_matmul_precision(self._precision):
-                lowered = self._step.lower(params, pools, pack_batch((), shape))
+                lowered = step.lower(params, pools, pack_batch((), shape), last_tokens)
             program = self._forward[shape] = lowered.compile()
         return program
 
-    def sample(self, shape: ProgramShape, counts: Array) -> Any:
-        """(logits, row parameters, counts, live rows) -> (sampled, counts).
+    def sample(self, seqs: int, counts: Array, last_tokens: Array) -> Any:
+        """(logits, packed sampling, counts, last tokens) -> (sampled, counts, last tokens).
 
         Sampling depends on the number of rows alone: apart, it is compiled far less often.
         """
-        program = self._sample.get(shape.seqs)
+        program = self._sample.get(seqs)
         if program is None:
             logits = jax.ShapeDtypeStruct(
-                (shape.seqs, self._vocab), jnp.float32, sharding=self._replicated
+                (seqs, self._vocab), jnp.float32, sharding=self._replicated
             )
-            arguments = (logits, pack_sampling((), shape), counts, np.int32(0))
-            jitted = jax.jit(self._kernels.sample, donate_argnums=2)
-            program = self._sample[shape.seqs] = jitted.lower(*arguments).compile()
+            arguments = (logits, pack_sampling((), seqs), counts, last_tokens)
+            jitted = jax.jit(partial(self._sample_rows, seqs), donate_argnums=2)
+            program = self._sample[seqs] = jitted.lower(*arguments).compile()
         return program
+
+    def _sample_rows(
+        self, seqs: int, logits: Array, words: Array, counts: Array, last_tokens: Array
+    ) -> tuple[sampling.Sampled, Array, Array]:
+        params, slots, live = unpack_sampling(words, seqs)
+        sampled, counts = self._kernels.sample(logits, params, counts, live)
+        # [S, slots]: a scatter of a few tokens would be a loop on some platforms.
+        kept = slots[:, None] == jnp.arange(last_tokens.shape[0], dtype=jnp.int32)
+        new = jnp.where(kept, sampled.tokens[:, None], 0).sum(0, dtype=jnp.int32)
+        return sampled, counts, jnp.where(kept.any(0), new, last_tokens)
 
     # ---- chunks of KV, in the model's heads ----
 
@@ -134,7 +144,12 @@ class StepPrograms:
 
     # ---- one shard's part ----
 
-    def _run_shard(self, params: Params, pools: KVPools, batch: Batch) -> tuple[Array, KVPools]:
+    def _run_shard(
+        self, shape: ProgramShape, params: Params, pools: KVPools, words: Array, last: Array
+    ) -> tuple[Array, KVPools]:
+        batch, slots = unpack_batch(words, shape)
+        sampled = last[slots[row_of_token(batch)]]  # [T]
+        batch = batch._replace(tokens=jnp.where(batch.tokens < 0, sampled, batch.tokens))
         hidden, pools = self._decoder.forward(params, pools, batch)
         return self._decoder.logits(params, hidden, batch.num_rows), pools
 

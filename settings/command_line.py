@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from settings import flags, http_flags
 from settings.api_keys import read_api_keys
@@ -20,7 +21,7 @@ from settings.config import (
 from settings.environment import Environment
 from settings.errors import ConfigError
 
-SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER)
+SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING)
 """The groups that a launcher hands on to its workers."""
 _SERVE = (*SHARED, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING)
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
@@ -75,6 +76,7 @@ def _deployment(
         kv_transports=values.kv_transports,
         log_level=_log_level(values, environment),
         cache=environment.cache,
+        jax_profile_dir=_folder(values.jax_profile_dir),
         jax_platforms=environment.jax_platforms,
         visible_devices=environment.visible_devices,
     )
@@ -135,6 +137,7 @@ def _worker(values: argparse.Namespace, environment: Environment) -> WorkerConfi
         kv_transports=values.kv_transports,
         log_level=_log_level(values, environment),
         cache=environment.cache,
+        jax_profile_dir=_folder(values.jax_profile_dir),
     )
 
 
@@ -168,6 +171,10 @@ def _model(values: argparse.Namespace, environment: Environment) -> ModelConfig:
     # A router's command line has no flags for the weights, a worker's none for the API.
     names = ModelConfig.__dataclass_fields__.keys() & vars(values).keys()
     return ModelConfig(**{name: getattr(values, name) for name in names} | {"model": model})
+
+
+def _folder(text: str | None) -> Path | None:
+    return None if text is None else Path(text).absolute()
 
 
 def _engine(values: argparse.Namespace) -> EngineConfig:

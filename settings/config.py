@@ -176,8 +176,9 @@ class ServeConfig:
     """A whole deployment on this machine.
 
     `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
-    between mp and thread to the launcher; `kv_transports` are WorkerConfig's; `jax_platforms`
-    "" leaves the choice to jax; `visible_devices` are those of settings.environment.
+    between mp and thread to the launcher; `kv_transports` and `jax_profile_dir` are
+    WorkerConfig's; `jax_platforms` "" leaves the choice to jax; `visible_devices` are those of
+    settings.environment.
     """
 
     model: ModelConfig
@@ -188,6 +189,7 @@ class ServeConfig:
     cache: Path
     worker_distributed_method: str | None = None
     kv_transports: tuple[str, ...] | None = None
+    jax_profile_dir: Path | None = None
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -204,6 +206,7 @@ class WorkerConfig:
             process that started it.
         kv_transports: those it offers its KV by and fetches KV by, best first; None is
             `default_kv_transports`.
+        jax_profile_dir: where a trace is written when SIGUSR2 asks for one; None: never.
     """
 
     model: ModelConfig
@@ -215,6 +218,7 @@ class WorkerConfig:
     log_level: str
     cache: Path
     kv_transports: tuple[str, ...] | None = None
+    jax_profile_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,17 @@ TRANSFER = Group(
     ),
 )  # fmt: skip
 
+PROFILING = Group(
+    "profiling",
+    (
+        Flag(
+            "jax_profile_dir",
+            "on SIGUSR2 each worker writes a trace of its next 5 seconds into a folder here, for "
+            "XProf or Perfetto; the server hands the signal on to the workers it has started",
+        ),
+    ),
+)
+
 TOPOLOGY = Group(
     "topology",
     (Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),),

@@ -21,6 +21,7 @@ from engine.events import (
 )
 from engine.fake import FakeRunner, next_token
 from engine.limits import Limits
+from engine.pace import Pace
 from engine.plan import StepPlan
 from engine.runner import Runner
 from engine.scheduler import Scheduler
@@ -46,6 +47,20 @@ LIMITS = {
 }
 
 
+class Ahead(Pace):
+    """Every step is dispatched before the last one's tokens are read back."""
+
+    def wait_s(self) -> float | None:
+        return 0.0
+
+
+class OneByOne(Pace):
+    """No step is dispatched before the last one has been committed."""
+
+    def wait_s(self) -> float | None:
+        return 0.0 if self.began is None else None
+
+
 class CheckedScheduler(Scheduler):
     """A scheduler that recounts itself in the middle of a step too."""
 
@@ -64,11 +79,16 @@ class CheckedEngine(Engine):
 
 
 def make_engine(
-    num_blocks: int = 16, block_size: int = 4, runner: Runner | None = None, **limits: float
+    num_blocks: int = 16,
+    block_size: int = 4,
+    runner: Runner | None = None,
+    pace: Pace | None = None,
+    **limits: float,
 ) -> Engine:
-    """An engine of the fake model, unless there is a `runner`."""
+    """An engine of the fake model, unless there is a `runner`; ahead, unless there is a `pace`."""
     scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), BlockPool(num_blocks, block_size))
-    return CheckedEngine(scheduler, runner or FakeRunner(num_blocks, block_size, VOCAB))
+    runner = runner or FakeRunner(num_blocks, block_size, VOCAB)
+    return CheckedEngine(scheduler, runner, pace or Ahead())
 
 
 def request(
@@ -126,6 +146,17 @@ def run(engine: Engine, steps: int = 200) -> list[Event]:
         if not engine._scheduler.has_work and engine._commands.empty():
             return events
     raise AssertionError(f"still busy after {steps} steps")
+
+
+def run_until(engine: Engine, kind: type[Event]) -> list[Event]:
+    """Step until an event of `kind` has come."""
+    events: list[Event] = []
+    for _ in range(200):
+        events += engine.step().events
+        engine.check_invariants()
+        if any(isinstance(event, kind) for event in events):
+            return events
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def deltas_of(events: list[Event], name: str, choice: int = 0) -> list[TokenDelta]:

@@ -59,7 +59,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[JaxRunner]:
 
 def row_of(place: int, tokens: Sequence[int], start: int, stop: int) -> BatchRow:
     """Tokens [start, stop) of a sequence whose blocks are those of `place`."""
-    blocks = tuple(range(place * TABLE, (place + 1) * TABLE))
+    blocks = np.arange(place * TABLE, (place + 1) * TABLE, dtype=np.int32)
     name = SequenceId(AttemptId(str(place), 0), 0)
     return BatchRow(name, tuple(tokens[start:stop]), start, blocks, 0, None)
 
@@ -67,8 +67,9 @@ def row_of(place: int, tokens: Sequence[int], start: int, stop: int) -> BatchRow
 def logits_of(runner: JaxRunner, rows: Sequence[BatchRow]) -> np.ndarray:
     """uint32 [rows, vocab]: the bits of each row's logits; one-token rows must come first."""
     shape = smallest(SHAPES, sum(len(row.tokens) for row in rows), len(rows), TABLE)
-    forward = runner._programs.forward(shape, runner._params, runner._pools)
-    logits, runner._pools = forward(runner._params, runner._pools, pack_batch(rows, shape))
+    last = runner._last_tokens
+    forward = runner._programs.forward(shape, runner._params, runner._pools, last)
+    logits, runner._pools = forward(runner._params, runner._pools, pack_batch(rows, shape), last)
     return np.asarray(logits)[: len(rows)].view(np.uint32)
 
 

@@ -48,13 +48,32 @@ def test_blocks_for_rounds_up() -> None:
     assert [pool.blocks_for(n) for n in (0, 1, 7, 8, 9, 16)] == [0, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("exported", [False, True])
-def test_releasing_twice_is_a_fault(exported: bool) -> None:
+def test_blocks_that_a_step_names_are_free_when_it_has_finished() -> None:
+    pool = BlockPool(4, 8)
+    first, second, third = pool.reserve(1), pool.reserve(2), pool.reserve(1)
+    pool.export(second)
+    pool.finished(5)
+    pool.release(first, last_step=6)
+    pool.release(second, last_step=7)
+    pool.release(third, last_step=5)
+    assert (pool.free, pool.running, pool.exported, pool.retired) == (1, 0, 0, 3)
+    pool.check_invariants((), (), named=[*first, *second])
+    pool.finished(6)
+    assert (pool.free, pool.retired) == (2, 2)
+    pool.check_invariants((), (), named=second)
+    with pytest.raises(AssertionError, match=r"blocks \[0\] are free, and a dispatched step"):
+        pool.check_invariants((), (), named=first)
+    pool.finished(7)
+    assert (pool.free, pool.retired) == (4, 0)
+
+
+@pytest.mark.parametrize(("exported", "last_step"), [(False, 0), (True, 0), (False, 1)])
+def test_releasing_twice_is_a_fault(exported: bool, last_step: int) -> None:
     pool = BlockPool(4, 8)
     blocks = pool.reserve(1)
     if exported:
         pool.export(blocks)
-    pool.release(blocks)
+    pool.release(blocks, last_step)
     with pytest.raises(ValueError, match=f"block {blocks[0]} released twice"):
         pool.release(blocks)
     pool.check_invariants((), ())

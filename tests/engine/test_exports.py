@@ -93,5 +93,6 @@ def test_a_block_that_is_lost_is_missing_in_the_load() -> None:
         return load.free_blocks + load.running_blocks + load.exported_blocks
 
     assert accounted() == BLOCKS
-    engine._scheduler._exports.get(b"a").blocks.pop()
+    exported = engine._scheduler._exports.get(b"a")
+    exported.blocks = exported.blocks[:-1]
     assert accounted() == BLOCKS - 1

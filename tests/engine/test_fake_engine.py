@@ -35,6 +35,7 @@ from engine.types import (
 )
 from tests.engine.helpers import (
     VOCAB,
+    OneByOne,
     expected,
     hand_over,
     kv_of,
@@ -42,6 +43,7 @@ from tests.engine.helpers import (
     output_of,
     request,
     run,
+    run_until,
 )
 
 
@@ -191,18 +193,19 @@ def test_a_first_token_that_leaves_nothing_to_decode_fails() -> None:
 
 
 def test_a_long_prompt_is_computed_in_chunks_whose_kv_can_be_read_at_once() -> None:
-    engine = make_engine(max_batch_tokens=10)
+    engine = make_engine(max_batch_tokens=10, pace=OneByOne())
     prompt = tuple(range(1, 26))
     engine.submit(Add(request("a", prompt, Role.PREFILL, b"t")))
     for computed in (10, 20):
-        events = engine.step().events
+        events = run_until(engine, Computed)
         assert [e.tokens for e in events if isinstance(e, Computed)] == [computed]
         assert not [e for e in events if isinstance(e, TokenDelta)]
         engine.submit(ReadKV(computed, b"t", computed - 10, computed))
-        (read,) = [e for e in engine.step().events if isinstance(e, KVRead)]
+        (read,) = run_until(engine, KVRead)
+        assert isinstance(read, KVRead)
         assert read.arrays is not None
         assert read.arrays[0].ravel().tolist() == list(prompt[computed - 10 : computed])
-    events = engine.step().events
+    events = run_until(engine, Prefilled)
     assert [e.first.tokens for e in events if isinstance(e, Prefilled)] == [expected(prompt, 1)]
 
 
@@ -253,6 +256,8 @@ def test_the_load_tells_the_age_of_the_running_step_alone() -> None:
 
     engine = make_engine(runner=SlowRunner(16, 4, VOCAB))
     assert engine.load().step_age_s == 0
+    engine.submit(Add(request("r", (1, 2, 3), max_tokens=1)))
+    engine.step()
     thread = threading.Thread(target=engine.step)
     thread.start()
     assert entered.wait(10)

@@ -68,7 +68,8 @@ def entries(dtype: str) -> dict[str, Entry]:
 
     def row(name: str, tokens: int, start: int, blocks: tuple[int, ...]) -> BatchRow:
         ids = tuple(range(1, tokens + 1))
-        return BatchRow(SequenceId(AttemptId(name, 0), 0), ids, start, blocks, 0, None)
+        table = np.array(blocks, np.int32)
+        return BatchRow(SequenceId(AttemptId(name, 0), 0), ids, start, table, 0, None)
 
     return {
         "one token": RunBatch((row("a", 1, 5, (3,)),)),

@@ -13,17 +13,19 @@ import pytest
 
 from engine.events import Add, BeginDecode, KVRead, ReadKV, ReleaseExport, WriteKV
 from engine.jax_runner import JaxRunner
+from engine.pace import Pace
 from engine.placing import Placement
 from engine.types import (
     COLOCATED,
     AttemptId,
+    FinishReason,
     Role,
     SequenceId,
     SequenceRequest,
     TokenDelta,
     TokenLogprobs,
 )
-from tests.engine.helpers import deltas_of, hand_over, request, run
+from tests.engine.helpers import Ahead, OneByOne, deltas_of, hand_over, request, run
 from tests.engine.tiny import (
     CHUNK_TOKENS,
     CONFIG,
@@ -152,6 +154,24 @@ def test_together_is_as_alone() -> None:
     events = run(engine)
     for length, kind in cases:
         assert_alike(deltas_of(events, f"{kind}{length}"), alone(length, kind))
+
+
+def test_looking_ahead_changes_nothing() -> None:
+    """Penalties, noise and log-probabilities, in slots that others leave in mid-flight."""
+    cases = [(n, kind, stop) for stop, n in enumerate((2, 7, 9, 30)) for kind in KINDS]
+    answers: dict[type[Pace], list[list[TokenDelta]]] = {}
+    for pace in (Ahead, OneByOne):
+        engine = tiny_engine(shared_runner(), pace=pace())
+        for length, kind, stop in cases:
+            stops = frozenset({tokens_of(alone(length, kind))[2 + stop]})
+            engine.submit(Add(asked(length, kind, stop_token_ids=stops)))
+        events = run(engine)
+        answers[pace] = [deltas_of(events, f"{kind}{length}") for length, kind, _ in cases]
+    lengths = {len(tokens_of(deltas)) for deltas in answers[Ahead]}
+    assert len(lengths) > 3
+    for ahead, one_by_one in zip(*answers.values(), strict=True):
+        assert_alike(ahead, one_by_one)
+        assert ahead[-1].finish is FinishReason.STOP
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,6 +25,7 @@ from engine.events import (
     ReleaseExport,
     WriteKV,
 )
+from engine.pace import Pace
 from engine.plan import RunBatch
 from engine.programs import Extent, Paddings, program_shapes, smallest
 from engine.types import (
@@ -35,7 +36,16 @@ from engine.types import (
     SequenceRequest,
     TokenDelta,
 )
-from tests.engine.helpers import LIMITS, VOCAB, answer, kv_of, make_engine, request
+from tests.engine.helpers import (
+    LIMITS,
+    VOCAB,
+    Ahead,
+    OneByOne,
+    answer,
+    kv_of,
+    make_engine,
+    request,
+)
 
 BLOCKS, BLOCK_SIZE = 12, 4
 SHAPES = program_shapes(
@@ -78,11 +88,12 @@ class Read:
 
 class EngineMachine(RuleBasedStateMachine):
     max_batch_tokens = LIMITS["max_batch_tokens"]
+    pace: type[Pace] = Ahead
 
     def __init__(self) -> None:
         super().__init__()
         limits = {"max_waiting": 5, "max_batch_tokens": self.max_batch_tokens}
-        self.engine = make_engine(BLOCKS, BLOCK_SIZE, **limits)
+        self.engine = make_engine(BLOCKS, BLOCK_SIZE, pace=self.pace(), **limits)
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
         self.reads: dict[int, Read] = {}
@@ -334,7 +345,8 @@ class EngineMachine(RuleBasedStateMachine):
         for served in self.served.values():
             served.ended = True
             self.engine.submit(Abort(served.request.id.attempt))
-        self.one_step()
+        for _ in range(2):  # and the one that was under way
+            self.one_step()
         assert not self.reads
         assert not self.writes
         load = self.engine.load()
@@ -348,7 +360,20 @@ class ChunkingMachine(EngineMachine):
     max_batch_tokens = LIMITS["max_seqs"] + 3
 
 
+class OneByOneMachine(EngineMachine):
+    """Each step is committed before anything else is asked."""
+
+    pace = OneByOne
+
+    def one_step(self) -> None:
+        super().one_step()
+        if self.engine._running is not None:
+            super().one_step()
+
+
 TestEngineMachine = EngineMachine.TestCase
 TestChunkingMachine = ChunkingMachine.TestCase
-TestChunkingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestOneByOneMachine = OneByOneMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestChunkingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestOneByOneMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -149,9 +149,11 @@ def logits_of(params: Params, placement: Placement, dtype: type) -> np.ndarray:
     """float32 [vocab], after a prompt of 20 tokens."""
     runner = make_runner(params, placement, dtype=dtype)
     shape = runner._shapes[-1]
-    row = BatchRow(SequenceId(AttemptId("r", 0), 0), prompt_of(20), 0, tuple(range(3)), 0, None)
-    program = runner._programs.forward(shape, params, runner._pools)
-    result, _ = program(params, runner._pools, pack_batch((row,), shape))
+    table = np.arange(3, dtype=np.int32)
+    row = BatchRow(SequenceId(AttemptId("r", 0), 0), prompt_of(20), 0, table, 0, None)
+    last = runner._last_tokens
+    program = runner._programs.forward(shape, params, runner._pools, last)
+    result, _ = program(params, runner._pools, pack_batch((row,), shape), last)
     return np.asarray(result)[0]
 
 

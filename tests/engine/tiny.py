@@ -17,6 +17,7 @@ from engine.models.decoder import Params
 from engine.models.families import traits_of
 from engine.models.traits import Traits
 from engine.models.weights import declare_weights
+from engine.pace import Pace
 from engine.placing import Placement, place_params, plan_placement
 from engine.programs import Extent, Paddings, program_shapes
 from engine.sharding import make_mesh
@@ -100,13 +101,19 @@ def make_runner(
     )
 
 
-def tiny_engine(runner: JaxRunner, vocab_size: int = CONFIG["vocab_size"], **limits: int) -> Engine:
+def tiny_engine(
+    runner: JaxRunner,
+    vocab_size: int = CONFIG["vocab_size"],
+    pace: Pace | None = None,
+    **limits: int,
+) -> Engine:
     """A new engine on `runner`, whose pools may hold what an earlier engine left."""
     block_size = runner._block_size
     return make_engine(
         POOL_TOKENS // block_size,
         block_size,
         runner,
+        pace,
         **{
             "max_seqs": MAX_SEQS,
             "max_batch_tokens": MAX_MODEL_LEN + MAX_SEQS,

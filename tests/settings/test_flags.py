@@ -12,8 +12,9 @@ from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
-    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.TOPOLOGY,
-    flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER, flags.DEMO,
+    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING,
+    flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER,
+    flags.DEMO,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -50,8 +51,9 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "revision": ("main", "main"), "served_model_name": ("m", "m"),
     "max_queued_requests": ("7", 7), "address": ("unix:/a/b", "unix:/a/b"),
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),
-    "max_exported_fraction": ("0.25", 0.25), "api_key": ("a, b", ("a", "b")),
-    "api_key_file": ("/k", "/k"), "allowed_origins": ("https://a, *", ("https://a", "*")),
+    "max_exported_fraction": ("0.25", 0.25), "jax_profile_dir": ("/p", "/p"),
+    "api_key": ("a, b", ("a", "b")), "api_key_file": ("/k", "/k"),
+    "allowed_origins": ("https://a, *", ("https://a", "*")),
     "ssl_certfile": ("/c", "/c"), "ssl_keyfile": ("/k", "/k"),
     "max_concurrent_requests": ("3", 3), "max_body_bytes": ("1000", 1000),
     "workers": ("unix:/a, h:1", ("unix:/a", "h:1")),

@@ -1,0 +1,74 @@
+"""When to dispatch the next step: before the last has ended, and not long before.
+
+The devices then always have a step to run, while whatever is asked of the engine during a step
+still joins the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from engine.plan import RunBatch, StepPlan
+
+LEAD_S = 0.004
+"""How long before the expected end the next step is dispatched: what the host needs for it, and
+what the durations of equal steps vary by."""
+_REMEMBERED = 8
+
+
+class _Size(NamedTuple):
+    rows: int
+    tokens: int
+
+
+class Pace:
+    """Expects a step to take as long as those before it, if they were as large."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._under_way: deque[tuple[_Size | None, float]] = deque()
+        self._size: _Size | None = None
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED)
+        self._ended = 0.0
+
+    def dispatched(self, plan: StepPlan) -> None:
+        """A step has been dispatched behind those under way."""
+        self._under_way.append((_size_of(plan), self._now()))
+
+    def ended(self) -> None:
+        """The first of those under way has ended just now."""
+        size, dispatched = self._under_way.popleft()
+        now = self._now()
+        if size != self._size:
+            self._size = size
+            self._durations.clear()
+        self._durations.append(now - max(dispatched, self._ended))
+        self._ended = now
+
+    @property
+    def began(self) -> float | None:
+        """When the step that now runs began to; None when none does."""
+        return max(self._under_way[0][1], self._ended) if self._under_way else None
+
+    def wait_s(self) -> float | None:
+        """How long to wait before the next step is dispatched; 0 or less: it is due.
+
+        None: until the one that runs has ended, which nobody can foresee.
+        """
+        began = self.began
+        if began is None:
+            return 0.0
+        size = self._under_way[0][0]
+        if size is None or size != self._size:
+            return None
+        return began + min(self._durations) - LEAD_S - self._now()
+
+
+def _size_of(plan: StepPlan) -> _Size | None:
+    for entry in plan.entries:
+        if isinstance(entry, RunBatch):
+            return _Size(len(entry.rows), sum(len(row.tokens) for row in entry.rows))
+    return None
