@@ -5,7 +5,7 @@
 Writes a checkpoint of random bfloat16 weights in shards, reads it by one thread and by several,
 from disk and from the page cache, and loads it for the engine in processes of their own. With
 --check, exit status 1 when a load takes more than the largest tensor above the weights, or when
-several threads read slower than one.
+several threads read much slower than one.
 """
 
 import argparse
@@ -38,6 +38,8 @@ SLACK_BYTES = 32 * MIB
 """What threads, the allocator and jax take beside, whatever the model's size."""
 SHARDS = 3
 ROUNDS = 3
+_NOISE = 0.8
+"""Where pages are slow to be touched first, or the cores few, several threads gain nothing."""
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 32000,
@@ -217,7 +219,7 @@ def _status(field: str) -> int:
 def _missed(reads: dict[str, list[float]], loads: dict[str, dict[str, float]]) -> list[str]:
     lines = []
     one, several = (max(rates) for name, rates in reads.items() if name.startswith("page cache"))
-    if several < one:
+    if several < _NOISE * one:
         lines.append(f"{READ_THREADS} threads read at {several:.2f} GiB/s, one at {one:.2f}")
     for dtype, load in loads.items():
         if load["above"] > load["allowed"]:

@@ -29,10 +29,10 @@ def test_it_measures_reads_and_loads(tmp_path: Path) -> None:
 
 
 def test_what_is_missed_is_said() -> None:
-    reads = {"page cache, 1 thread": [2.0, 1.0], "page cache, 8 threads": [1.5, 1.9]}
+    reads = {"page cache, 1 thread": [2.0, 1.0], "page cache, 8 threads": [1.5, 1.59]}
     fits, does_not = ({"above": above * 2**20, "allowed": 100 * 2**20} for above in (100, 101))
     assert load._missed(reads, {"bfloat16": fits, "float32": does_not}) == [
-        "8 threads read at 1.90 GiB/s, one at 2.00",
+        "8 threads read at 1.59 GiB/s, one at 2.00",
         "as float32: 101 MiB above the weights, 100 are allowed",
     ]
 
