@@ -157,9 +157,10 @@ def _position_tables(placement: Placement, positions: int) -> Params:
     by_position = sharding_of(("position", "head_dim"), mesh)
     angles = (rope_angles(rope, positions) for rope in traits.ropes)
     tables: Params = {"angles": tuple(jax.device_put(each, by_position) for each in angles)}
-    for temperature in {kind.temperature for kind in traits.kinds} - {None}:
-        scales = query_scales(temperature, positions)
-        tables["query_scales"] = jax.device_put(scales, sharding_of(("position",), mesh))
+    for temperature in {kind.temperature for kind in traits.kinds}:
+        if temperature is not None:
+            scales = query_scales(temperature, positions)
+            tables["query_scales"] = jax.device_put(scales, sharding_of(("position",), mesh))
     return tables
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from engine.kernels.activation import Activation
 from engine.kernels.batch import Batch
 from engine.sampling import RowParams, Sampled
 
@@ -65,10 +66,6 @@ class AttentionSpec:
     soft_cap: float | None = None
     window: int | None = None
     chunk: int | None = None
-
-
-Activation = Literal["silu", "gelu_tanh"]
-"""Of a gated MLP: x * sigmoid(x), or GELU by its tanh formula (`gelu_pytorch_tanh`)."""
 
 
 @dataclass(frozen=True, slots=True)

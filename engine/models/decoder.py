@@ -32,14 +32,14 @@ class _Step(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What attention or an MLP ends with on one shard: `h` times `weight`, plus `routed`.
+    """What attention or an MLP ends with on one shard: the sum of its parts.
 
-    `routed` is float32 [T, hidden], of routed experts. One of them may be missing.
+    Attributes:
+        product: (h, weight, which of the weight's matrices): h times the matrix.
+        routed: float32 [T, hidden], of routed experts.
     """
 
-    h: Array | None
-    weight: Linear | None
-    index: Array
+    product: tuple[Array, Linear, Array] | None
     routed: Array | None = None
 
 
@@ -134,14 +134,15 @@ class Decoder:
         pools = ops.write_kv(pools, layer, step.slots, k, v, live)
         spec = AttentionSpec(t.score_scale, t.attention_soft_cap, kind.window, kind.chunk)
         mixed = ops.attention(q, pools, layer, step.batch, spec)
-        return _Result(mixed.reshape(total, t.heads * t.head_dim), params["o"], layer), pools
+        mixed = mixed.reshape(total, t.heads * t.head_dim)
+        return _Result((mixed, params["o"], layer)), pools
 
     def _mlp(self, step: _Step, h: Array, index: Array, name: str = "") -> _Result:
         """The gated MLP `index`, or of experts that all tokens share."""
         params, live = step.params, step.batch.num_tokens
         gate, up, down = (params[name + part] for part in ("gate", "up", "down"))
         h = self.kernels.gated_linear(h, gate, up, index, live, self.traits.activation)
-        return _Result(h, down, index)
+        return _Result((h, down, index))
 
     def _experts(self, step: _Step, h: Array, index: Array) -> _Result:
         experts, params, live = self.traits.experts, step.params, step.batch.num_tokens
@@ -153,7 +154,7 @@ class Decoder:
             h, routing, gate, up, down, index, live, self.traits.activation, experts.scale_input
         )
         if experts.shared_ffn is None:
-            return _Result(None, None, index, routed)
+            return _Result(None, routed)
         return self._mlp(step, h, index, "shared_")._replace(routed=routed)
 
     # ---- parts ----
@@ -164,13 +165,15 @@ class Decoder:
     def _add(self, step: _Step, x: Array, result: _Result, post_norm: str, layer: Array) -> Array:
         """x plus a result whose inputs lie on all shards, normed before if the model does so."""
         live = step.batch.num_tokens
-        h, weight, index, total = result
-        if h is not None:
+        total = result.routed
+        if result.product is not None:
+            h, weight, index = result.product
             alone = total is None and self.axis is None
             if alone and not self.traits.post_norms:
                 return self.kernels.linear(h, (weight,), index, live, residual=x)[0]
             (product,) = self.kernels.linear(h, (weight,), index, live, wide=not alone)
             total = product if total is None else product + total
+        assert total is not None
         if self.axis is not None:
             total = lax.psum(total, self.axis)
         if self.traits.post_norms:

@@ -6,12 +6,10 @@ engine.models.families makes them from a `config.json`; nothing else decides by 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from engine.kernels.activation import Activation
 from engine.models.stored import STANDARD, Stored
-
-if TYPE_CHECKING:  # it loads jax, which a table of models does not need
-    from engine.kernels.interface import Activation
 
 
 class UnsupportedModel(ValueError):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.kernels.activation import Activation
 from engine.models.fields import Fields
 from engine.models.rope_fields import rope_of
 from engine.models.traits import LayerKind, Traits, UnsupportedModel
-
-if TYPE_CHECKING:
-    from engine.kernels.interface import Activation
 
 _ACTIVATIONS: dict[Any, Activation] = {
     "silu": "silu",
