@@ -230,7 +230,7 @@ def experts(kernels: Kernels, *operands: Any) -> Any:
     return kernels.experts(*operands)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=cases, activation=st.sampled_from(["silu", "gelu_tanh"]), weigh_inputs=st.booleans())
 def test_experts(kernels: Kernels, case: Case, activation: Activation, weigh_inputs: bool) -> None:
     weights = case.rounded()
@@ -243,7 +243,7 @@ def test_experts(kernels: Kernels, case: Case, activation: Activation, weigh_inp
     check(case, found, oracle(case, weights, biases, activation, weigh_inputs))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(case=cases)
 def test_experts_of_int8(kernels: Kernels, case: Case) -> None:
     operands, meant = [], []
@@ -355,7 +355,7 @@ def test_wrong_operands_are_refused(cpu: Kernels, change: dict[str, Any], messag
 
 @pytest.mark.parametrize(
     ("top_k", "live", "message"),
-    [(41, 3, "top_k must be from 1"), (0, 3, "top_k must be from 1"), (2, 4, "live is out of")],
+    [(41, 3, "top_k must be from 1"), (2, 4, "live is out of")],
 )
 def test_wrong_routes_are_refused(cpu: Kernels, top_k: int, live: int, message: str) -> None:
     router = Linear(WEIGHT.matrix[0], None, 40)
