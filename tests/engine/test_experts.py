@@ -199,8 +199,8 @@ def oracle(
     biases: tuple[np.ndarray | None, ...],
     activation: Activation,
     weigh_inputs: bool,
-) -> np.ndarray:
-    """float64 [live, hidden]."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [live, hidden]; and [live, 1], the largest that a row's terms add up to."""
 
     def times(x: np.ndarray, which: int, expert: int) -> np.ndarray:
         bias = biases[which]
@@ -208,20 +208,22 @@ def oracle(
         return y if bias is None else y + wide(bias[LAYER, expert])
 
     x, routing = case.x, case.routing
-    wanted = np.zeros((case.live, case.hidden))
+    wanted, terms = np.zeros((2, case.live, case.hidden))
     for row in range(case.live):
         for expert, weight in zip(routing.experts[row], routing.weights[row], strict=True):
             inputs = wide((x[row] * weight).astype(case.dtype) if weigh_inputs else x[row])
             h = activated(times(inputs, 0, expert), activation) * times(inputs, 1, expert)
-            wanted[row] += (1 if weigh_inputs else float(weight)) * times(h, 2, expert)
-    return wanted
+            factor = 1 if weigh_inputs else float(weight)
+            wanted[row] += factor * times(h, 2, expert)
+            terms[row] += factor * np.abs(wide(weights[2][LAYER, expert])) @ np.abs(h)
+    return wanted, np.maximum(np.abs(wanted), terms).max(axis=1, initial=1, keepdims=True)
 
 
-def check(case: Case, found: Any, wanted: np.ndarray) -> None:
+def check(case: Case, found: Any, expected: tuple[np.ndarray, np.ndarray]) -> None:
+    """Within the tolerance of what the rounded inputs of `down` can make."""
+    wanted, largest = expected
     assert (found.dtype, found.shape) == (np.float32, (case.rows, case.hidden))
     error = np.abs(wide(np.asarray(found)[: case.live]) - wanted)
-    # A row's sums may cancel; their terms are still about 1 together, for each expert.
-    largest = np.abs(wanted).max(axis=1, initial=case.top_k, keepdims=True)
     assert (error <= TOLERANCE[case.dtype] * largest).all(), error.max(initial=0)
 
 
