@@ -31,7 +31,8 @@ test-sanitized: $(VENV)/.installed-test
 	$(BIN)/cmake --build $(SANITIZED) --parallel
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(BIN)/python -m pytest --native=$(SANITIZED) tests/engine/test_cpu_*.py $(ARGS)
+	  $(BIN)/python -m pytest --native=$(SANITIZED) tests/engine/test_cpu_*.py \
+	  tests/engine/test_dense_kernels.py tests/engine/test_experts.py $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -29,7 +29,7 @@ def experts(dtype: str, rows: int, threads: int, name: str) -> Case:
     x = rng.standard_normal((rows, HIDDEN), np.float32).astype(kind)
     steps = COUNT // TOP_K if rows == 1 else 1
     chosen = np.arange(steps * rows * TOP_K, dtype=np.int32).reshape(steps, rows, TOP_K) % COUNT
-    weights = np.full((rows, TOP_K), 1 / TOP_K, np.float32)
+    weights = jnp.full((rows, TOP_K), 1 / TOP_K, jnp.float32)
     up_weight = (rng.standard_normal((FFN, HIDDEN), np.float32) * HIDDEN**-0.5).astype(kind)
 
     def run_with(kernels: Kernels) -> Run:

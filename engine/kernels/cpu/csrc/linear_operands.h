@@ -86,11 +86,10 @@ struct LinearCall {
     return "";
   }
 
-  // Of operands that have no problem. `expert` is of as many as are stacked, if they are.
+  // Of operands that have no problem; where experts are stacked, the first one's.
   template <typename T, typename W>
-  Weight<T, W> weight(const WeightOperands& weight, int64_t features, int64_t expert = 0) const {
-    const int64_t experts = stacked == 1 ? 1 : weight.matrix.dimensions()[1];
-    const int64_t index = scalar(layer) * experts + expert;
+  Weight<T, W> weight(const WeightOperands& weight, int64_t features) const {
+    const int64_t index = scalar(layer) * (stacked == 1 ? 1 : weight.matrix.dimensions()[1]);
     return {data<const W>(weight.matrix) + index * weight.matrix.dimensions()[stacked] * kPanel * in(),
             is_absent(weight.scales) ? nullptr : data<const float>(weight.scales) + index * features,
             is_absent(weight.bias) ? nullptr : data<const T>(weight.bias) + index * features, in(), features};
