@@ -35,6 +35,7 @@ from settings.errors import ConfigError
 
 SESSION_GRACE_S = 0.2
 """Sessions end by themselves within this time; gRPC then breaks what is left."""
+DRAIN_CHECK_S = 0.05
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
 """A peer that answers no ping for so long is gone, as when its host has lost its power."""
@@ -131,6 +132,11 @@ class WorkerHost:
         if not self._died.done():
             self._died.set_result(error)
 
+    @property
+    def step_age_s(self) -> float:
+        """How long the running step has been running, 0 without one."""
+        return self._engine.load().step_age_s
+
     # ---- life ----
 
     async def open(self) -> None:
@@ -170,6 +176,17 @@ class WorkerHost:
         stopped.cancel()
         if self._died.done():
             raise RuntimeError("the engine has failed") from self._died.result()
+
+    async def drain(self) -> None:
+        """Take no new work, and wait until all that runs has ended and routers know of it."""
+        self._sessions.drain()
+        while self._busy and not self._died.done():  # noqa: ASYNC110 - three rooms would tell
+            await asyncio.sleep(DRAIN_CHECK_S)
+
+    @property
+    def _busy(self) -> bool:
+        sessions = self._sessions
+        return bool(sessions.attempts or sessions.unsent or self._prefill.source.active())
 
     async def close(self) -> None:
         """Break the sessions, end the transfers, and stop the engine."""

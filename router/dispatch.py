@@ -2,15 +2,18 @@
 
 An attempt that is lost goes on elsewhere: the next one is given prompt and tokens so far, and
 the same seed, so its first token is the one that the lost attempt would have produced next.
+Where no worker of a role is left, a request waits for one to come back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from engine.types import (
@@ -26,14 +29,27 @@ from engine.types import (
 )
 from protos.codec import TRANSFER_ID_BYTES, StartOrder, StepUpdate
 from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
-from router.flight import AttemptInvalid, AttemptLost, AttemptRejected, Flight
+from router.flight import (
+    AttemptHandedOver,
+    AttemptInvalid,
+    AttemptLost,
+    AttemptRejected,
+    Flight,
+)
 from router.policy import choose_colocated, choose_decode, choose_prefill
 from router.workers import Worker, WorkerPool
 
 log = logging.getLogger("hexserve.router")
 
-MAX_LOST_ATTEMPTS = 3
-"""How many attempts in a row may be lost; one that has made progress begins a new row."""
+MAX_LOST_ATTEMPTS = 5
+"""How many attempts in a row may be lost; one that has made progress begins a new row.
+
+Some, as workers may die one after the other; few, as a request may be what kills them.
+"""
+MAX_WAITING = 4096
+"""How many requests may wait for workers to come back."""
+FULL_RETRY_S = 0.1
+"""When workers whose queues are full are asked again for a request that has begun."""
 TRANSFER_GRACE_S = 0.25
 """How long a broken KV handoff waits for better news.
 
@@ -45,43 +61,92 @@ last), the other only sees the transfer break, and its stream may be the faster 
 class Dispatcher:
     """The Generator that the gateway uses (see router.generation), over a pool of workers."""
 
-    def __init__(self, pool: WorkerPool, seed: int) -> None:
+    def __init__(self, pool: WorkerPool, seed: int, worker_wait_s: float = 0.0) -> None:
+        """`worker_wait_s`: how long a request waits when no worker of a role is left."""
         self._pool = pool
         self._rng = random.Random(seed)
+        self._worker_wait_s = worker_wait_s
         self._flights: dict[AttemptId, Flight] = {}
-        self._draining = False
+        self._limits: ModelLimits | None = None
+        self._requests = self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._was_ready = self._draining = False
         pool.listen(self)
 
     # ---- Generator ----
 
     @property
     def limits(self) -> ModelLimits | None:
-        return self._pool.limits
+        self._limits = self._pool.limits or self._limits
+        return self._limits
 
     @property
     def ready(self) -> bool:
         return self._pool.complete and not self._draining
 
+    @property
+    def accepting(self) -> bool:
+        """Not before a first worker of each role was there: a start may take minutes."""
+        waits = self._was_ready and self._worker_wait_s > 0
+        return self.ready or (waits and not self._draining)
+
     def drain(self) -> None:
-        """Report not ready from now on; what runs goes on."""
+        """Report not ready from now on, and take no new request; what runs goes on."""
         self._draining = True
+
+    async def wait_until_idle(self) -> None:
+        """Until no request runs."""
+        await self._idle.wait()
 
     def health(self) -> dict[str, Any]:
         state = "draining" if self._draining else "ready" if self.ready else "waiting for workers"
-        return {"state": state, "requests": len(self._flights), "workers": self._pool.describe()}
+        return {
+            "state": state,
+            "requests": self._requests,
+            "waiting_for_workers": self._waiting,
+            "workers": self._pool.describe(),
+        }
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
-        prompt, output = tuple(prompt), list[int]()
+        with self._counted():
+            async with aclosing(self._attempts(tuple(prompt), sampling, request_id)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A request runs inside."""
+        self._requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    async def _attempts(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, request_id: str
+    ) -> AsyncGenerator[TokenDelta, None]:
+        output = list[int]()
         refusing: set[Worker] = set()
         number = lost = 0
+        model: str | None = None
         while True:
             attempt = AttemptId(request_id, number)
             number += 1
             before = len(output)
-            flight = self._take_off(attempt, prompt, tuple(output), sampling, refusing)
+            workers = await self._workers_for(
+                refusing, only_first=sampling.max_tokens - before == 1, begun=before > 0
+            )
+            model = model or workers[0].info.limits.fingerprint
+            if workers[0].info.limits.fingerprint != model:
+                raise Unavailable("the workers that are left serve another model")
+            flight = self._take_off(workers, attempt, prompt, tuple(output), sampling)
             finished = False
             try:
                 while not finished:
@@ -100,6 +165,8 @@ class Dispatcher:
                 refusing.add(error.worker)
             except AttemptInvalid as error:
                 raise BadRequest(str(error)) from None
+            except AttemptHandedOver as error:
+                log.info("request %s, attempt %d: %s", request_id, attempt.attempt, error)
             except AttemptLost as error:
                 lost += 1
                 log.warning("request %s, attempt %d: %s", request_id, attempt.attempt, error)
@@ -114,13 +181,12 @@ class Dispatcher:
 
     def _take_off(
         self,
+        workers: tuple[Worker, ...],
         attempt: AttemptId,
         prompt: tuple[int, ...],
         output: tuple[int, ...],
         sampling: SamplingParams,
-        refusing: set[Worker],
     ) -> Flight:
-        workers = self._choose(refusing, only_first=sampling.max_tokens - len(output) == 1)
         transfer_id = b"" if len(workers) == 1 and workers[0].info.roles == COLOCATED else (
             secrets.token_bytes(TRANSFER_ID_BYTES)
         )  # fmt: skip
@@ -137,6 +203,38 @@ class Dispatcher:
             self._land(attempt, flight, finished=False)
             raise
         return flight
+
+    async def _workers_for(
+        self, refusing: set[Worker], *, only_first: bool, begun: bool
+    ) -> tuple[Worker, ...]:
+        """As `_choose`, but waits for workers that are lost, up to `worker_wait_s`.
+
+        A request that has `begun` also waits for room, as it cannot be refused any more.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._worker_wait_s
+        if self._waiting >= MAX_WAITING:
+            return self._choose(refusing, only_first=only_first)
+        self._waiting += 1
+        try:
+            while True:
+                left = deadline - loop.time()
+                try:
+                    return self._choose(refusing, only_first=only_first)
+                except Unavailable:
+                    if left <= 0 or self._pool.closing:
+                        raise
+                    wait_s = left
+                except Overloaded:
+                    if left <= 0 or not begun:
+                        raise
+                    refusing.clear()
+                    wait_s = min(left, FULL_RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._pool.wait_for_change()
+        finally:
+            self._waiting -= 1
 
     def _choose(self, refusing: set[Worker], *, only_first: bool) -> tuple[Worker, ...]:
         """The workers of an attempt, the one that prefills first.
@@ -185,6 +283,7 @@ class Dispatcher:
 
     def stepped(self, worker: Worker, update: StepUpdate) -> None:
         """Hand a step's news to the flights they belong to; those of ended ones are dropped."""
+        self._was_ready = self._was_ready or self._pool.complete
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
             if flight is not None:
@@ -207,6 +306,7 @@ class Dispatcher:
 
     def lost(self, worker: Worker, reason: str) -> None:
         """Every attempt that needs the worker is lost."""
+        kind, how = (AttemptHandedOver, "left") if worker.draining else (AttemptLost, "lost")
         for flight in self._flights.values():
             if flight.needs(worker):
-                flight.fail(AttemptLost(f"worker {worker.address} is lost: {reason}"))
+                flight.fail(kind(f"worker {worker.address} is {how}: {reason}"))

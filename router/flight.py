@@ -13,6 +13,10 @@ class AttemptLost(Exception):
     """The attempt will not end; another may serve the rest."""
 
 
+class AttemptHandedOver(AttemptLost):
+    """Its worker has drained and leaves the rest to another."""
+
+
 class AttemptRejected(AttemptLost):
     """A worker did not take it."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
@@ -15,6 +17,8 @@ from router.load import PoolLoad
 from router.transfers import TransferTotals
 
 log = logging.getLogger("hexserve.router")
+
+STATES = ("ready", "draining", "unreachable", "given up", "serves another model")
 
 
 class Worker:
@@ -58,6 +62,17 @@ class WorkerListener(Protocol):
     def lost(self, worker: Worker, reason: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What whoever starts a worker's process tells of it.
+
+    `given_up`: it ended so often without getting ready that it is not started any more.
+    """
+
+    restarts: int = 0
+    given_up: bool = False
+
+
 class WorkerPool:
     """Keeps a session with each of a fixed list of workers.
 
@@ -75,10 +90,20 @@ class WorkerPool:
         self._left_out: dict[WorkerSession, WorkerInfo] = {}
         self._listener: WorkerListener | None = None
         self._on_load = on_load
+        self._observers: list[Callable[[str, bool], None]] = []
+        self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._closing = False
+
+    def observe(self, hear: Callable[[str, bool], None]) -> None:
+        """Have `hear(address, open)` called on the loop when a session opens or ends."""
+        self._observers.append(hear)
+
+    def supervised(self, address: str, supervision: Supervision) -> None:
+        """Take in what is known of the process at a listed address, for `describe`."""
+        self._supervised[address] = supervision
 
     def listen(self, listener: WorkerListener) -> None:
         """Say who hears of attempts; once, before `open`."""
@@ -90,7 +115,8 @@ class WorkerPool:
 
     async def close(self) -> None:
         """End every session; whatever is in flight is lost."""
-        self._closing = True
+        self.closing = True
+        self._changed.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -117,8 +143,12 @@ class WorkerPool:
     async def wait_until_all_open(self) -> None:
         """Until every listed worker is ready; see `all_open`."""
         while not self.all_open:
-            self._changed.clear()
-            await self._changed.wait()
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Until a worker comes or goes, or the pool is closed."""
+        self._changed.clear()
+        await self._changed.wait()
 
     @property
     def limits(self) -> ModelLimits | None:
@@ -146,13 +176,14 @@ class WorkerPool:
 
     def _describe(self, session: WorkerSession) -> dict[str, Any]:
         worker = self._workers.get(session)
+        supervision = self._supervised.get(session.address)
+        described: dict[str, Any] = {"address": session.address, "state": self._state(session)}
+        if supervision is not None:
+            described["restarts"] = supervision.restarts
         if worker is None:
-            state = "serves another model" if session in self._left_out else "unreachable"
-            return {"address": session.address, "state": state}
+            return described
         load = worker.load
-        return {
-            "address": session.address,
-            "state": "draining" if worker.draining else "ready",
+        return described | {
             "roles": [role.name.lower() for role in worker.info.roles if role.name],
             "running": load.running,
             "waiting": load.waiting,
@@ -167,6 +198,23 @@ class WorkerPool:
             },
         }
 
+    def _state(self, session: WorkerSession) -> str:
+        worker = self._workers.get(session)
+        if worker is not None:
+            return "draining" if worker.draining else "ready"
+        if session in self._left_out:
+            return "serves another model"
+        supervision = self._supervised.get(session.address)
+        return "given up" if supervision is not None and supervision.given_up else "unreachable"
+
+    def states(self) -> Mapping[str, int]:
+        """How many of the listed workers are in each of STATES."""
+        return Counter(self._state(session) for session in self._sessions)
+
+    def restarts(self) -> int:
+        """How often workers have been started again, as far as it is known."""
+        return sum(supervision.restarts for supervision in self._supervised.values())
+
     # ---- SessionListener ----
 
     def opened(self, session: WorkerSession) -> None:
@@ -178,7 +226,12 @@ class WorkerPool:
         else:
             self._let_in(session, session.info)
         self._changed.set()
+        self._tell(session, True)
         self._on_load(self)
+
+    def _tell(self, session: WorkerSession, is_open: bool) -> None:
+        for hear in self._observers:
+            hear(session.address, is_open)
 
     def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
         self._workers[session] = Worker(session, info)
@@ -204,12 +257,16 @@ class WorkerPool:
     def lost(self, session: WorkerSession, reason: str) -> None:
         self._left_out.pop(session, None)
         self._changed.set()
+        self._tell(session, False)
         worker = self._workers.pop(session, None)
         if worker is None:
             return
         self.transfers.gone(worker.address)
-        if not self._closing:
-            log.warning("worker %s is lost: %s", session.address, reason)
+        if not self.closing:
+            if worker.draining:
+                log.info("worker %s has left: %s", session.address, reason)
+            else:
+                log.warning("worker %s is lost: %s", session.address, reason)
             if self._left_out and not self._workers:
                 self._let_in_left_out()
         if self._listener is not None:

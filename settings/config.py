@@ -131,6 +131,21 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LifeConfig:
+    """What is done about ends, wanted or not. All in seconds.
+
+    Attributes:
+        drain_timeout_s: how long what runs may go on after a process was told to end.
+        worker_wait_s: how long a request waits for a lost worker to come back.
+        step_limit_s: a step that takes longer hangs, and its worker ends.
+    """
+
+    drain_timeout_s: float = 25.0
+    worker_wait_s: float = 30.0
+    step_limit_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """A whole deployment on this machine.
 
@@ -147,6 +162,7 @@ class ServeConfig:
     cache: Path
     worker_distributed_method: str | None = None
     kv_transports: tuple[str, ...] | None = None
+    life: LifeConfig = field(default_factory=LifeConfig)
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -174,6 +190,7 @@ class WorkerConfig:
     log_level: str
     cache: Path
     kv_transports: tuple[str, ...] | None = None
+    life: LifeConfig = field(default_factory=LifeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +202,4 @@ class RouterConfig:
     workers: tuple[str, ...]
     log_level: str
     cache: Path
+    life: LifeConfig = field(default_factory=LifeConfig)

@@ -15,6 +15,7 @@ from settings.flag_values import (
     to_level,
     to_port,
     to_positive,
+    to_seconds,
     to_seed,
     to_share,
     to_transports,
@@ -168,6 +169,40 @@ TRANSFER = Group(
     ),
 )  # fmt: skip
 
+LIFE = Group(
+    "life and death",
+    (
+        Flag(
+            "drain_timeout_s",
+            "how long what runs may go on after SIGTERM or Ctrl-C; a second one ends it at once. "
+            "The default lies below the 30 s that Kubernetes gives a pod",
+            to_seconds, 25.0,
+        ),
+    ),
+)  # fmt: skip
+
+HANGING = Group(
+    "hanging",
+    (
+        Flag(
+            "step_limit_s", "a worker whose step takes longer hangs and ends",
+            to_seconds, 300.0,
+        ),
+    ),
+)  # fmt: skip
+
+ROUTING = Group(
+    "routing",
+    (
+        Flag(
+            "worker_wait_s",
+            "how long a request waits for a worker to come back when none of a role is left, "
+            "before it is answered by 503; 0 does not wait",
+            to_seconds, 30.0,
+        ),
+    ),
+)  # fmt: skip
+
 TOPOLOGY = Group(
     "topology",
     (Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),),
@@ -233,6 +268,7 @@ _METAVARS: dict[Callable[[str], Any] | None, str] = {
     to_seed: "N",
     to_port: "PORT",
     to_share: "X",
+    to_seconds: "S",
     to_cpus: "N,…",
     to_level: "LEVEL",
     to_addresses: "ADDRESS,…",
