@@ -51,7 +51,14 @@ async def running_deployment(
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(topology, flags, accelerators, devices, in_threads=in_threads) as workers,
+        LocalWorkers(
+            topology,
+            flags,
+            accelerators,
+            devices,
+            in_threads=in_threads,
+            restart_wait_s=config.life.restart_wait_s,
+        ) as workers,
         running_router(
             listener, folders, config.model, config.http, workers.addresses, config.life, stop
         ) as router,

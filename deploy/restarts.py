@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 30.0
 HEALTHY_S = 60.0
 """A worker that was ready for so long begins anew with the shortest wait."""
@@ -19,9 +18,9 @@ class Restarts:
         count: how often it has been started again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_wait_s: float) -> None:
         self.count = 0
-        self._wait_s = FIRST_WAIT_S
+        self._first_wait_s = self._wait_s = first_wait_s
         self._failed_starts = 0
 
     def after_end(self, *, ready_s: float | None, asked: bool) -> float | None:
@@ -35,7 +34,7 @@ class Restarts:
             return None
         self.count += 1
         if ready_s is not None and (asked or ready_s >= HEALTHY_S):
-            self._wait_s = FIRST_WAIT_S
+            self._wait_s = self._first_wait_s
         if ready_s is not None and asked:
             return 0.0
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MOST_WAIT_S)

@@ -42,6 +42,8 @@ log = logging.getLogger("hexserve.router")
 
 LAST_BYTES_S = 0.5
 """How long answers that are complete may take on their way to clients."""
+UNREAD_S = 60
+"""A connection whose client takes none of what was sent for so long is cut."""
 CUT_OFF_S = 2
 """When connections are cut whose clients do not even read the error that ends their stream."""
 
@@ -81,9 +83,13 @@ def listen(http: HttpConfig) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     try:
-        return socket.create_server((http.host, http.port), family=family, backlog=2048)
+        listener = socket.create_server((http.host, http.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(f"--host={http.host} --port={http.port}: {error.strerror}") from error
+    # Accepted connections inherit it. asyncio would wait for ever for a client to read on.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_S)
+    return listener
 
 
 @dataclass(frozen=True, slots=True)

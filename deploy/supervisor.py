@@ -47,7 +47,7 @@ class _Supervised:
 
     worker: WorkerProcess
     index: int
-    restarts: Restarts = field(default_factory=Restarts)
+    restarts: Restarts
     open: set[str] = field(default_factory=set)
     ready_since: float | None = None
     hung: asyncio.TimerHandle | None = None
@@ -73,9 +73,11 @@ class LocalWorkers:
         devices: int = 1,
         *,
         in_threads: bool = False,
+        restart_wait_s: float = 1.0,
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
 
+        `restart_wait_s` is the first wait of a worker that has died; see `Restarts`.
         `in_threads`: all workers in one process, which divides the devices among them.
 
         Raises:
@@ -96,7 +98,9 @@ class LocalWorkers:
             if in_threads
             else plan_processes(topology, self._folder)
         )
-        self._supervised = [_Supervised(process, i) for i, process in enumerate(processes)]
+        self._supervised = [
+            _Supervised(process, i, Restarts(restart_wait_s)) for i, process in enumerate(processes)
+        ]
         self._flags = list(flags)
         self._tasks: list[asyncio.Task[None]] = []
         self._pool: WorkerPool | None = None

@@ -28,7 +28,7 @@ from engine.types import (
     TokenDelta,
 )
 from protos.codec import TRANSFER_ID_BYTES, StartOrder, StepUpdate
-from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
+from router.errors import BadRequest, GenerationFailed, Overloaded, ReaderTooSlow, Unavailable
 from router.flight import (
     AttemptHandedOver,
     AttemptInvalid,
@@ -48,6 +48,8 @@ Some, as workers may die one after the other; few, as a request may be what kill
 """
 MAX_WAITING = 4096
 """How many requests may wait for workers to come back."""
+MAX_UNREAD_TOKENS = 8192
+"""How many tokens a client may be behind with reading."""
 FULL_RETRY_S = 0.1
 """When workers whose queues are full are asked again for a request that has begun."""
 TRANSFER_GRACE_S = 0.25
@@ -288,6 +290,10 @@ class Dispatcher:
             flight = self._flights.get(delta.id.attempt)
             if flight is not None:
                 flight.deliver(delta)
+                if flight.unread > MAX_UNREAD_TOKENS:
+                    # The workers are told at once: the client may not read for long.
+                    self._land(delta.id.attempt, flight, finished=False)
+                    flight.cut(ReaderTooSlow(f"{flight.unread} tokens were not read in time"))
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
             if flight is None or not flight.needs(worker):

@@ -138,11 +138,13 @@ class LifeConfig:
         drain_timeout_s: how long what runs may go on after a process was told to end.
         worker_wait_s: how long a request waits for a lost worker to come back.
         step_limit_s: a step that takes longer hangs, and its worker ends.
+        restart_wait_s: before a worker that has died is started again the first time.
     """
 
     drain_timeout_s: float = 25.0
     worker_wait_s: float = 30.0
     step_limit_s: float = 300.0
+    restart_wait_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,12 @@ DEPLOYMENT = Group(
             "devices) or ray; unset it is thread on a TPU host with --disagg_topo, else mp",
             choices=("mp", "thread", "ray"), supported=(None, "mp", "thread"),
         ),
+        Flag(
+            "restart_wait_s",
+            "how long a worker that has died waits to be started again; doubles with each death, "
+            "up to 30",
+            to_seconds, 1.0,
+        ),
     ),
 )  # fmt: skip
 

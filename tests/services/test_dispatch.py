@@ -24,8 +24,8 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router import dispatch
-from router.dispatch import MAX_LOST_ATTEMPTS, Dispatcher
-from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
+from router.dispatch import MAX_LOST_ATTEMPTS, MAX_UNREAD_TOKENS, Dispatcher
+from router.errors import BadRequest, GenerationFailed, Overloaded, ReaderTooSlow, Unavailable
 from tests.services.deployment import eventually
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
@@ -442,6 +442,22 @@ async def test_requests_are_taken_while_a_worker_is_waited_for_and_not_before_al
     assert (dispatcher.ready, dispatcher.accepting) == (False, True)
     dispatcher.drain()
     assert not dispatcher.accepting
+
+
+async def test_a_client_that_does_not_read_is_given_up_and_its_workers_are_told() -> None:
+    scene = Scene(max_tokens=10 * MAX_UNREAD_TOKENS)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking  # and then no more
+    for index in range(1, MAX_UNREAD_TOKENS + 1):
+        scene.tell(scene.decode, delta(0, index, 6))
+    assert not scene.decode.aborted
+    scene.tell(scene.decode, delta(0, MAX_UNREAD_TOKENS + 1, 6))
+    assert scene.prefill.aborted == scene.decode.aborted == [attempt()]
+    with pytest.raises(ReaderTooSlow, match="8193 tokens"):
+        await anext(scene.stream)
+    assert scene.whole()
+    assert scene.dispatcher.health()["requests"] == 0
 
 
 async def test_prefill_counts_no_more_once_decode_has_gone_on() -> None:
