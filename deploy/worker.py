@@ -27,6 +27,7 @@ from deploy.watchdog import watchdog
 from deploy.worker_host import WorkerHost
 from engine.build import BuiltEngine, build_engine
 from engine.models.traits import UnsupportedModel
+from engine.types import COLOCATED, Role
 from kvtransfer import Arrays, keep_freed_buffers
 from settings.config import KV_TRANSPORTS, WorkerConfig, default_kv_transports
 from settings.errors import ConfigError
@@ -59,7 +60,8 @@ async def run_workers(config: WorkerConfig, workers: Sequence[PlannedWorker], st
             arrays = None
             if "jax" in transports:
                 arrays = await in_daemon_thread(_array_transfer, address, built)
-            host = WorkerHost(built, worker.roles, address, transports, arrays)
+            spare = _able(worker.roles, config) & ~worker.roles
+            host = WorkerHost(built, worker.roles, address, transports, arrays, spare)
             hosts.append(host)
             await host.open()
             log.info(
@@ -120,12 +122,18 @@ def _load(config: WorkerConfig, workers: Sequence[PlannedWorker]) -> list[BuiltE
     engines = []
     for index, worker in enumerate(workers):
         built = build_engine(
-            folder, config.model, config.engine, worker.roles, first_device=index * devices
-        )
+            folder, config.model, config.engine, _able(worker.roles, config),
+            first_device=index * devices,
+        )  # fmt: skip
         if config.engine.warmup:
             built.runner.warm_up()
         engines.append(built)
     return engines
+
+
+def _able(roles: Role, config: WorkerConfig) -> Role:
+    """What a worker's programs are for: more than its roles, if it is to stand in for others."""
+    return COLOCATED if config.life.decode_may_prefill and Role.DECODE in roles else roles
 
 
 def _set_up_jax(compile_cache: Path, devices: int) -> None:

@@ -28,7 +28,7 @@ from kvtransfer import (
     serve_shm,
 )
 from prefill_worker.service import PrefillService
-from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
+from protos.codec import MESSAGE_LIMITS, NO_ROLES, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
 from protos.transfer_codec import Transfers
 from settings.errors import ConfigError
@@ -55,10 +55,12 @@ class WorkerHost:
         address: WorkerAddress,
         transports: Sequence[str] = TRANSPORTS,
         arrays: Arrays | None = None,
+        spare_roles: Role = NO_ROLES,
     ) -> None:
-        """`transports` and `arrays`: by which its decode service fetches KV, see KVSink.
+        """A worker of `roles`; those that `built` can do as well are `spare_roles`.
 
-        `arrays` is also what its prefill service offers KV by, if it is there.
+        `transports` and `arrays`: by which its decode service fetches KV, see KVSink. `arrays`
+        is also what its prefill service offers KV by, if it is there.
         """
         layout = KVLayout(
             built.limits.fingerprint,
@@ -72,7 +74,7 @@ class WorkerHost:
         self._roles = roles
         self._address = address
         sources = address.sources if Role.PREFILL in roles else ()
-        info = WorkerInfo(secrets.randbits(63), roles, built.limits, sources)
+        info = WorkerInfo(secrets.randbits(63), roles, built.limits, sources, spare_roles)
         self._sessions = SessionServer(info, self)
         self._prefill.attach(self._sessions)
         self._decode.attach(self._sessions)

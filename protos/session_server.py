@@ -200,7 +200,7 @@ class SessionServer:
         session.attempts.add(order.attempt)
         if self._draining:
             self.rejected(order.attempt, "the worker is draining")
-        elif order.roles & ~self._info.roles:
+        elif order.roles & ~(self._info.roles | self._info.spare_roles):
             message_ = f"this worker is {self._info.roles}, not {order.roles}"
             self.failed(Failure(order.attempt, FailureCode.INVALID, message_))
         elif len(order.sequences) > 1:

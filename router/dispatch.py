@@ -41,6 +41,9 @@ from router.workers import Worker, WorkerPool
 
 log = logging.getLogger("hexserve.router")
 
+Placement = tuple[tuple[Worker, Role], ...]
+"""The workers of an attempt and what each does; the first prefills."""
+
 MAX_LOST_ATTEMPTS = 5
 """How many attempts in a row may be lost; one that has made progress begins a new row.
 
@@ -142,13 +145,14 @@ class Dispatcher:
             attempt = AttemptId(request_id, number)
             number += 1
             before = len(output)
-            workers = await self._workers_for(
+            placed = await self._workers_for(
                 refusing, only_first=sampling.max_tokens - before == 1, begun=before > 0
             )
-            model = model or workers[0].info.limits.fingerprint
-            if workers[0].info.limits.fingerprint != model:
+            fingerprint = placed[0][0].info.limits.fingerprint
+            model = model or fingerprint
+            if fingerprint != model:
                 raise Unavailable("the workers that are left serve another model")
-            flight = self._take_off(workers, attempt, prompt, tuple(output), sampling)
+            flight = self._take_off(placed, attempt, prompt, tuple(output), sampling)
             finished = False
             try:
                 while not finished:
@@ -183,22 +187,22 @@ class Dispatcher:
 
     def _take_off(
         self,
-        workers: tuple[Worker, ...],
+        placed: Placement,
         attempt: AttemptId,
         prompt: tuple[int, ...],
         output: tuple[int, ...],
         sampling: SamplingParams,
     ) -> Flight:
-        transfer_id = b"" if len(workers) == 1 and workers[0].info.roles == COLOCATED else (
-            secrets.token_bytes(TRANSFER_ID_BYTES)
-        )  # fmt: skip
+        workers = tuple(worker for worker, _ in placed)
+        colocated = placed[0][1] == COLOCATED
+        transfer_id = b"" if colocated else secrets.token_bytes(TRANSFER_ID_BYTES)
         flight = Flight(workers, len(output), len(prompt) + len(output))
         self._flights[attempt] = flight
         sources = workers[0].info.sources
         try:
-            for worker in workers:
+            for worker, roles in placed:
                 sequence = SequenceRequest(
-                    SequenceId(attempt, 0), worker.info.roles, prompt, sampling, output, transfer_id
+                    SequenceId(attempt, 0), roles, prompt, sampling, output, transfer_id
                 )
                 worker.start(StartOrder(attempt, (sequence,), sources))
         except BaseException:  # values that the wire cannot carry
@@ -208,7 +212,7 @@ class Dispatcher:
 
     async def _workers_for(
         self, refusing: set[Worker], *, only_first: bool, begun: bool
-    ) -> tuple[Worker, ...]:
+    ) -> Placement:
         """As `_choose`, but waits for workers that are lost, up to `worker_wait_s`.
 
         A request that has `begun` also waits for room, as it cannot be refused any more.
@@ -238,8 +242,10 @@ class Dispatcher:
         finally:
             self._waiting -= 1
 
-    def _choose(self, refusing: set[Worker], *, only_first: bool) -> tuple[Worker, ...]:
-        """The workers of an attempt, the one that prefills first.
+    def _choose(self, refusing: set[Worker], *, only_first: bool) -> Placement:
+        """The workers of an attempt and what each is to do, the one that prefills first.
+
+        A decode worker that can does both while there is no prefill worker.
 
         `only_first`: the first token is the last, so no decode worker is needed.
 
@@ -249,13 +255,15 @@ class Dispatcher:
         """
         pool, rng = self._pool, self._rng
         colocated = pool.with_roles(COLOCATED)
+        if not colocated and not pool.with_roles(Role.PREFILL):
+            colocated = pool.standing_in()
         if colocated:
             chosen = choose_colocated((w for w in colocated if w not in refusing), rng)
             if chosen is None:
                 raise Overloaded("every worker's queue is full")
-            return (chosen,)
+            return ((chosen, COLOCATED),)
         roles = [(Role.PREFILL, choose_prefill), (Role.DECODE, choose_decode)]
-        result = []
+        result: list[tuple[Worker, Role]] = []
         for role, choose in roles[:1] if only_first else roles:
             candidates = pool.with_roles(role)
             if not candidates:
@@ -266,7 +274,7 @@ class Dispatcher:
             worker = choose((w for w in candidates if w not in refusing), rng)
             if worker is None:
                 raise Overloaded("every worker's queue is full")
-            result.append(worker)
+            result.append((worker, role))
         return tuple(result)
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:

@@ -127,12 +127,17 @@ class WorkerPool:
         """Open workers that do exactly `roles` and take new work."""
         return [w for w in self._workers.values() if w.info.roles == roles and not w.draining]
 
+    def standing_in(self) -> list[Worker]:
+        """Open decode workers that take new work and can prefill as well."""
+        return [w for w in self.with_roles(Role.DECODE) if Role.PREFILL in w.info.spare_roles]
+
     @property
     def complete(self) -> bool:
         """True when a request can be served from prompt to last token."""
         return bool(
             self.with_roles(COLOCATED)
             or (self.with_roles(Role.PREFILL) and self.with_roles(Role.DECODE))
+            or self.standing_in()
         )
 
     @property

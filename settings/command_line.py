@@ -19,7 +19,7 @@ from settings.config import (
 from settings.environment import Environment
 from settings.errors import ConfigError
 
-SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.LIFE, flags.HANGING)
+SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.LIFE, flags.WORKER_LIFE)
 """The groups that a launcher hands on to its workers."""
 _SERVE = (
     *SHARED, flags.ROUTING, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, flags.HTTP, flags.LOGGING

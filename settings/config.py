@@ -138,6 +138,7 @@ class LifeConfig:
         drain_timeout_s: how long what runs may go on after a process was told to end.
         worker_wait_s: how long a request waits for a lost worker to come back.
         step_limit_s: a step that takes longer hangs, and its worker ends.
+        decode_may_prefill: decode workers prefill as well when no prefill worker is left.
         restart_wait_s: before a worker that has died is started again the first time.
     """
 
@@ -145,6 +146,7 @@ class LifeConfig:
     worker_wait_s: float = 30.0
     step_limit_s: float = 300.0
     restart_wait_s: float = 1.0
+    decode_may_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

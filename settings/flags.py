@@ -18,6 +18,7 @@ from settings.flag_values import (
     to_seconds,
     to_seed,
     to_share,
+    to_step_limit,
     to_transports,
     to_whole,
 )
@@ -181,12 +182,17 @@ LIFE = Group(
     ),
 )  # fmt: skip
 
-HANGING = Group(
-    "hanging",
+WORKER_LIFE = Group(
+    "workers that fail",
     (
+        _switch(
+            "decode_may_prefill",
+            "decode workers prefill as well while no prefill worker is left; they compile more",
+            False,
+        ),
         Flag(
             "step_limit_s", "a worker whose step takes longer hangs and ends",
-            to_seconds, 300.0,
+            to_step_limit, 300.0,
         ),
     ),
 )  # fmt: skip
@@ -275,6 +281,7 @@ _METAVARS: dict[Callable[[str], Any] | None, str] = {
     to_port: "PORT",
     to_share: "X",
     to_seconds: "S",
+    to_step_limit: "S",
     to_cpus: "N,…",
     to_level: "LEVEL",
     to_addresses: "ADDRESS,…",

@@ -109,6 +109,16 @@ def test_the_only_worker_of_a_role_is_killed_and_no_request_fails(
     assert "Traceback" not in launcher.output
 
 
+def test_decode_workers_prefill_while_no_prefill_worker_is_left(launch: Launch) -> None:
+    flags = ("--disagg_topo=1,1", "--decode_may_prefill", "--worker_wait_s=0")
+    launcher = launch(*HEXSERVE, "serve", "--model=fake", "--port=0", *flags)
+    url = launcher.ready_url()
+    kill(launcher.worker_pid("prefill-0"))
+    wait_until(lambda: states(url)[0] != "ready", "it is missed")
+    assert complete(url, PROMPT, 30) == expected_tokens(PROMPT, 30)
+    assert get(url, "/ping").status_code == 200
+
+
 def test_a_rolling_restart_of_all_workers_loses_nothing(launch: Launch) -> None:
     launcher = launch(*SERVE, "--disagg_topo=2,2")
     url = launcher.ready_url()

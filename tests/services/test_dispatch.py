@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.types import (
+    COLOCATED,
     AttemptId,
     Failure,
     FailureCode,
@@ -42,6 +43,7 @@ class FakeWorker:
     sequences: int = 0
     draining: bool = False
     model: str = "m"
+    spare: bool = False
 
     @property
     def address(self) -> str:
@@ -78,6 +80,9 @@ class FakePool:
 
     def listen(self, listener: Dispatcher) -> None:
         self.listener = listener
+
+    def standing_in(self) -> list[FakeWorker]:
+        return [worker for worker in self.workers if worker.spare]
 
     def describe(self) -> list[dict[str, Any]]:
         return []
@@ -348,6 +353,32 @@ async def test_a_stream_waits_for_a_worker_to_come_back() -> None:
     assert (await asking).tokens == (6,)
     await scene.stream.aclose()
     assert scene.whole()
+
+
+async def test_a_decode_worker_stands_in_while_no_prefill_worker_is_left() -> None:
+    scene = Scene(max_tokens=9)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.decode.spare = True
+    scene.pool.change(scene.decode)
+    scene.dispatcher.lost(scene.prefill, "it died")  # type: ignore[arg-type]
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    order = scene.decode.orders[1]
+    assert (order.roles, order.transfer_id, order.sequences[0].output) == (COLOCATED, b"", (5,))
+    scene.tell(scene.decode, delta(1, 1, 6), delta(1, 2, 7, finish=FinishReason.STOP))
+    assert (await asking).tokens == (6,)
+    assert (await anext(scene.stream)).tokens == (7,)
+    scene.pool.change(scene.prefill, scene.decode)
+    assert scene.whole()
+
+    scene.stream = scene.dispatcher.generate((1, 2), SamplingParams(), request_id="s")
+    asking = await scene.ask()
+    assert scene.decode.orders[2].roles == Role.DECODE, "it does so only while there is none"
+    await scene.stream.aclose()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_waiting_for_a_worker_has_an_end() -> None:
