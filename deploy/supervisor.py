@@ -225,7 +225,7 @@ class LocalWorkers:
                 log.warning("%d worker processes did not end in time: killed", len(late))
             for each in self._supervised:
                 each.worker.send(signal.SIGKILL)
-            await asyncio.gather(*self._tasks)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

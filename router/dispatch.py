@@ -72,19 +72,17 @@ class Dispatcher:
         self._rng = random.Random(seed)
         self._worker_wait_s = worker_wait_s
         self._flights: dict[AttemptId, Flight] = {}
-        self._limits: ModelLimits | None = None
         self._requests = self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._was_ready = self._draining = False
+        self._draining = False
         pool.listen(self)
 
     # ---- Generator ----
 
     @property
     def limits(self) -> ModelLimits | None:
-        self._limits = self._pool.limits or self._limits
-        return self._limits
+        return self._pool.limits
 
     @property
     def ready(self) -> bool:
@@ -93,7 +91,7 @@ class Dispatcher:
     @property
     def accepting(self) -> bool:
         """Not before a first worker of each role was there: a start may take minutes."""
-        waits = self._was_ready and self._worker_wait_s > 0
+        waits = self._pool.was_complete and self._worker_wait_s > 0
         return self.ready or (waits and not self._draining)
 
     def drain(self) -> None:
@@ -293,7 +291,6 @@ class Dispatcher:
 
     def stepped(self, worker: Worker, update: StepUpdate) -> None:
         """Hand a step's news to the flights they belong to; those of ended ones are dropped."""
-        self._was_ready = self._was_ready or self._pool.complete
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
             if flight is not None:

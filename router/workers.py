@@ -79,7 +79,8 @@ class WorkerPool:
     All that are used serve the same model, that of the first to be there. The session of one
     that serves another is kept, for when no worker of the first model is left.
 
-    `transfers` sums what the workers have counted of KV transfers, lost workers included.
+    `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
+    be again. `transfers` sums what the workers have counted of KV transfers, lost workers included.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -94,6 +95,8 @@ class WorkerPool:
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
         self.closing = False
+        self.was_complete = False
+        self._last_limits: ModelLimits | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
@@ -157,9 +160,9 @@ class WorkerPool:
 
     @property
     def limits(self) -> ModelLimits | None:
-        """What every open worker can serve: the tightest of their limits."""
+        """What every open worker can serve, the tightest of their limits; without one, the last."""
         all_limits = [w.info.limits for w in self._workers.values()]
-        return min(all_limits, key=lambda each: each.max_model_len, default=None)
+        return min(all_limits, key=lambda each: each.max_model_len, default=self._last_limits)
 
     def total_load(self) -> PoolLoad:
         """The load of all workers that are used."""
@@ -240,6 +243,8 @@ class WorkerPool:
 
     def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
         self._workers[session] = Worker(session, info)
+        self._last_limits = self.limits
+        self.was_complete = self.was_complete or self.complete
         log.info("worker %s is there: %s", session.address, info.roles)
 
     def _let_in_left_out(self) -> None:

@@ -68,7 +68,7 @@ def test_a_gap_is_between_the_events_around_a_fault() -> None:
 def test_a_short_run_loses_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     figures, log = tmp_path / "chaos.json", tmp_path / "serve.log"
     code = chaos.main(
-        ["--minutes=0.15", "--every-s=1.5", "--disagg_topo=1,1", "--clients=3", "--seed=5",
+        ["--minutes=0.15", "--every-s=0.7", "--disagg_topo=1,1", "--clients=3", "--seed=5",
          f"--json={figures}", f"--log={log}", "--check"]
     )  # fmt: skip
     assert code == 0, capfd.readouterr().err + log.read_text()

@@ -73,6 +73,9 @@ async def test_it_is_let_in_when_the_last_of_the_first_model_is_lost() -> None:
             await eventually(lambda: states(pool) == ["unreachable", "ready"])
             assert pool.limits == OTHER.limits
             assert pool.complete
+        await eventually(lambda: states(pool) == ["unreachable", "unreachable"])
+        assert pool.limits == OTHER.limits, "the last that were known"
+        assert (pool.complete, pool.was_complete) == (False, True)
 
 
 async def test_what_a_supervisor_tells_of_workers_is_shown() -> None:
