@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from settings.command_line import chat_config, demo_config, serve_config
 from settings.environment import quiet_grpc, read_environment
 from settings.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.signals import Stop
 
 _T = TypeVar("_T")
 
@@ -108,11 +110,12 @@ def _configured(make: Callable[[], _T]) -> _T:
         _fail(error, 2)
 
 
-def _run(main: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+def _run(main: Callable[[Stop], Awaitable[None]], log_level: str) -> None:
     from checkpoint.errors import CheckpointError
     from deploy.demo import DemoFailed
-    from deploy.processes import WorkerDied
+    from deploy.router import RouterFailed
     from deploy.signals import Stopped, leave, run_until_signalled
+    from deploy.supervisor import WorkerDied
     from telemetry.logs import set_up_logging
 
     set_up_logging(log_level)
@@ -120,7 +123,7 @@ def _run(main: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> No
         run_until_signalled(main)
     except (ConfigError, CheckpointError) as error:
         _fail(error, 2)
-    except (WorkerDied, DemoFailed) as error:
+    except (WorkerDied, RouterFailed, DemoFailed) as error:
         _fail(error, 1)
     except Stopped:
         leave(0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
 
 import httpx
 
-from deploy.local import report_deaths, running_deployment, wait_until_ready
-from deploy.signals import unless_stopped
+from deploy.local import go_on, running_deployment, wait_until_ready
+from deploy.signals import Stop, unless_stopped
 from settings.config import ServeConfig
 
 QUESTION = "What is the capital of France, and what is it known for?"
@@ -21,13 +20,12 @@ class DemoFailed(RuntimeError):
     """The question was not answered."""
 
 
-async def demo(
-    config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event, *, once: bool
-) -> None:
+async def demo(config: ServeConfig, worker_flags: Sequence[str], stop: Stop, *, once: bool) -> None:
     """Serve, ask, print; then end (`once`) or go on until `stop`.
 
     Raises:
         ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+        RoleGivenUp, RouterFailed: it cannot go on.
         DemoFailed: the question was not answered.
         Stopped: `stop` was set before the model was there.
     """
@@ -38,7 +36,7 @@ async def demo(
         await unless_stopped(_show(router.url, config.http.api_keys), stop)
         if not once and not stop.is_set():
             print(_HINT.format(url=router.url), flush=True)
-            await unless_stopped(report_deaths(workers), stop)
+            await unless_stopped(go_on(router, workers), stop)
 
 
 _HINT = """

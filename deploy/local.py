@@ -10,9 +10,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from deploy.devices import find_accelerators, installed_backends
-from deploy.processes import LocalWorkers
 from deploy.router import RunningRouter, fetch_model, listen, running_router
-from deploy.signals import unless_stopped
+from deploy.signals import Stop, unless_stopped
+from deploy.supervisor import LocalWorkers, RoleGivenUp
 from settings.config import ServeConfig, Topology
 from settings.errors import ConfigError
 
@@ -21,7 +21,7 @@ log = logging.getLogger("hexserve.launcher")
 
 @contextlib.asynccontextmanager
 async def running_deployment(
-    config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event
+    config: ServeConfig, worker_flags: Sequence[str], stop: Stop
 ) -> AsyncIterator[tuple[RunningRouter, LocalWorkers]]:
     """Fetch the model, listen, and start the workers; see `wait_until_ready`.
 
@@ -54,9 +54,19 @@ async def running_deployment(
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
     async with (
-        LocalWorkers(topology, flags, accelerators, devices, in_threads=in_threads) as workers,
-        running_router(listener, folders, config.model, config.http, workers.addresses) as router,
+        LocalWorkers(
+            topology,
+            flags,
+            accelerators,
+            devices,
+            in_threads=in_threads,
+            restart_wait_s=config.life.restart_wait_s,
+        ) as workers,
+        running_router(
+            listener, folders, config.model, config.http, workers.addresses, config.life, stop
+        ) as router,
     ):
+        workers.watch(router.pool)
         log.info("listening at %s, not ready yet", router.url)
         yield router, workers
 
@@ -100,11 +110,12 @@ async def wait_until_ready(router: RunningRouter, workers: LocalWorkers) -> None
         died.cancel()
 
 
-async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.Event) -> None:
+async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: Stop) -> None:
     """Serve until `stop`.
 
     Raises:
         ConfigError, CheckpointError, WorkerDied: the deployment could not be started.
+        RoleGivenUp, RouterFailed: it cannot go on.
         Stopped: `stop` was set before the model was there.
     """
     began = time.monotonic()
@@ -115,10 +126,28 @@ async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: asyncio.
         await unless_stopped(wait_until_ready(router, workers), stop)
         if not stop.is_set():
             log.info("ready at %s after %.1f s", router.url, time.monotonic() - began)
-            await unless_stopped(report_deaths(workers), stop)
+            await unless_stopped(go_on(router, workers), stop)
 
 
-async def report_deaths(workers: LocalWorkers) -> None:
-    """Log every worker that ends on its own, for ever."""
-    while True:
-        log.error("%s", await workers.died.get())
+async def go_on(router: RunningRouter, workers: LocalWorkers) -> None:
+    """Log every worker that ends on its own, for as long as requests can be served.
+
+    The router ends with its clients' connections, so nothing is gained by starting it again
+    from here: all ends, with a code that whoever runs the deployment takes as a failure.
+
+    Raises:
+        RoleGivenUp, RouterFailed: requests cannot be served any more.
+    """
+    failing = asyncio.create_task(router.until_it_fails())
+    try:
+        while True:
+            died = asyncio.create_task(workers.died.get())
+            await asyncio.wait((died, failing), return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                died.cancel()
+                await failing
+            if isinstance(died.result(), RoleGivenUp):
+                raise died.result()
+            log.error("%s", died.result())
+    finally:
+        failing.cancel()

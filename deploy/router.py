@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import uvicorn
 
@@ -20,11 +21,13 @@ from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from checkpoint.tokenizer import Tokenizer
 from deploy.signals import (
+    Stop,
     Stopped,
     in_daemon_thread,
     leave,
     run_until_signalled,
     unless_stopped,
+    within,
 )
 from router.app import create_app
 from router.context import GatewayContext
@@ -32,25 +35,45 @@ from router.dispatch import Dispatcher
 from router.metrics import RouterMetrics
 from router.sampling import usable_defaults
 from router.workers import WorkerPool
-from settings.config import HttpConfig, ModelConfig, RouterConfig
+from settings.config import HttpConfig, LifeConfig, ModelConfig, RouterConfig
 from settings.errors import ConfigError
 from telemetry.logs import set_up_logging
 
 log = logging.getLogger("hexserve.router")
 
-GRACE_S = 1.5
-"""How long streams may go on after the router was told to stop; then they end with an error."""
+LAST_BYTES_S = 0.5
+"""How long answers that are complete may take on their way to clients."""
+UNREAD_S = 60
+"""A connection whose client takes none of what was sent for so long is cut."""
 CUT_OFF_S = 2
-"""When connections are cut whose clients do not even read that error."""
+"""When connections are cut whose clients do not even read the error that ends their stream."""
+
+
+class RouterFailed(RuntimeError):
+    """The HTTP server has ended on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRouter:
-    """A router that listens. `url` has no path and no slash at its end."""
+    """A router that listens. `url` has no path and no slash at its end.
+
+    `serving` ends only when the router does; earlier it is a fault.
+    """
 
     url: str
     pool: WorkerPool
     dispatcher: Dispatcher
+    serving: asyncio.Task[None]
+
+    async def until_it_fails(self) -> NoReturn:
+        """Wait for the HTTP server's end, which nobody has asked for.
+
+        Raises:
+            RouterFailed: it has come.
+        """
+        await asyncio.wait((self.serving,))
+        cause = None if self.serving.cancelled() else self.serving.exception()
+        raise RouterFailed("the HTTP server has ended") from cause
 
 
 def listen(http: HttpConfig) -> socket.socket:
@@ -62,9 +85,13 @@ def listen(http: HttpConfig) -> socket.socket:
     _check_certificate(http)
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     try:
-        return socket.create_server((http.host, http.port), family=family, backlog=2048)
+        listener = socket.create_server((http.host, http.port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(f"--host={http.host} --port={http.port}: {error.strerror}") from error
+    # Accepted connections inherit it. asyncio would wait for ever for a client to read on.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_S)
+    return listener
 
 
 def _check_certificate(http: HttpConfig) -> None:
@@ -90,7 +117,7 @@ class ModelFolders:
 
 
 async def fetch_model(
-    model: ModelConfig, cache: Path, stop: asyncio.Event, *, weights: bool
+    model: ModelConfig, cache: Path, stop: Stop, *, weights: bool
 ) -> ModelFolders:
     """Fetch the model and its tokenizer where they are not on this machine.
 
@@ -120,11 +147,13 @@ async def running_router(
     model: ModelConfig,
     http: HttpConfig,
     workers: Sequence[str],
+    life: LifeConfig,
+    stop: Stop,
 ) -> AsyncIterator[RunningRouter]:
     """Serve HTTP at `listener` for the model in `folders`, by way of `workers`.
 
-    Answers 503 until workers of each role are ready. Streams that run when the block is left
-    have GRACE_S to end.
+    Answers 503 until workers of each role are ready. When the block is left because of `stop`,
+    streams that run have the drain timeout to end, and all else is answered by 503 meanwhile.
 
     Raises:
         CheckpointError: configuration, tokenizer or chat template cannot be read, or tokenizer
@@ -137,7 +166,8 @@ async def running_router(
     metrics = RouterMetrics(name)
     pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
     metrics.export_transfers(pool.transfers)
-    dispatcher = Dispatcher(pool, model.seed)
+    metrics.export_workers(pool)
+    dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
     context = GatewayContext(
         generator=dispatcher,
         tokenizer=tokenizer,
@@ -170,11 +200,14 @@ async def running_router(
     pool.open()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield RunningRouter(f"{http.scheme}://{shown}:{port}", pool, dispatcher)
+        yield RunningRouter(f"{http.scheme}://{shown}:{port}", pool, dispatcher, serving)
     finally:
         dispatcher.drain()
+        if stop.is_set() and not serving.done():
+            log.info("draining: at most %.0f s", life.drain_timeout_s)
+            await within(life.drain_timeout_s, dispatcher.wait_until_idle(), stop.now)
         server.should_exit = True
-        await asyncio.wait((serving,), timeout=GRACE_S)
+        await asyncio.wait((serving,), timeout=LAST_BYTES_S)
         await pool.close()
         await serving
 
@@ -194,16 +227,19 @@ def router_main(config: RouterConfig) -> int:
     except (ConfigError, CheckpointError) as error:
         log.error("%s", error)
         return 2
+    except RouterFailed as error:
+        log.error("%s", error)
+        return 1
     except Stopped:
         leave(0)
     return 0
 
 
-async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
+async def _serve(config: RouterConfig, stop: Stop) -> None:
     listener = listen(config.http)
     folders = await fetch_model(config.model, config.cache, stop, weights=False)
     async with running_router(
-        listener, folders, config.model, config.http, config.workers
+        listener, folders, config.model, config.http, config.workers, config.life, stop
     ) as router:
         log.info("listening at %s, %d workers are listed", router.url, len(config.workers))
-        await stop.wait()
+        await unless_stopped(router.until_it_fails(), stop)

@@ -21,14 +21,28 @@ class Stopped(Exception):
     """A signal has come before what was to be done was done."""
 
 
-def run_until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, and `main` is to return soon after."""
+class Stop(asyncio.Event):
+    """Set when the process is to end, and `now` when it is to do so without grace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = asyncio.Event()
+
+    def ask(self) -> None:
+        """Set it, and `now` the second time."""
+        if self.is_set():
+            self.now.set()
+        self.set()
+
+
+def run_until_signalled(main: Callable[[Stop], Awaitable[None]]) -> None:
+    """Run `main(stop)`; SIGINT and SIGTERM ask `stop`, and `main` is to return soon after."""
 
     async def with_signals() -> None:
-        stop = asyncio.Event()
+        stop = Stop()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.ask)
         await main(stop)
 
     uvloop.run(with_signals())
@@ -44,6 +58,17 @@ async def unless_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> 
     finally:
         task.cancel()
         stopped.cancel()
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, None], now: asyncio.Event) -> bool:
+    """Whether `work` ends in time and before `now` is set; else it is cancelled."""
+    task, hurry = asyncio.create_task(work), asyncio.create_task(now.wait())
+    try:
+        await asyncio.wait((task, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        task.cancel()
+        hurry.cancel()
 
 
 async def in_daemon_thread(function: Callable[..., _T], *args: Any) -> _T:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +13,22 @@ from typing import NoReturn
 from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from deploy.addresses import WorkerAddress, parse_address
+from deploy.parent import Parent
 from deploy.profiling import profile_on_signal
 from deploy.roster import PlannedWorker
-from deploy.signals import in_daemon_thread, leave, run_until_signalled, unless_stopped
+from deploy.signals import (
+    Stop,
+    in_daemon_thread,
+    leave,
+    run_until_signalled,
+    unless_stopped,
+    within,
+)
+from deploy.watchdog import watchdog
 from deploy.worker_host import WorkerHost
 from engine.build import BuiltEngine, build_engine
 from engine.models.traits import UnsupportedModel
+from engine.types import COLOCATED, Role
 from kvtransfer import Arrays, keep_freed_buffers
 from settings.config import KV_TRANSPORTS, WorkerConfig, default_kv_transports
 from settings.errors import ConfigError
@@ -34,10 +42,8 @@ CLOSE_S = 1.5
 """How long the end waits for a step that is still running, such as a long prompt's."""
 
 
-async def run_workers(
-    config: WorkerConfig, workers: Sequence[PlannedWorker], stop: asyncio.Event
-) -> None:
-    """Load, warm up, serve until `stop`, and leave nothing behind.
+async def run_workers(config: WorkerConfig, workers: Sequence[PlannedWorker], stop: Stop) -> None:
+    """Load, warm up, serve until `stop`, drain, and leave nothing behind.
 
     Each worker has its own slice of this process's devices and an engine thread of its own.
     """
@@ -57,7 +63,8 @@ async def run_workers(
             arrays = None
             if "jax" in transports:
                 arrays = await in_daemon_thread(_array_transfer, address, built)
-            host = WorkerHost(built, worker.roles, address, transports, arrays)
+            spare = _able(worker.roles, config) & ~worker.roles
+            host = WorkerHost(built, worker.roles, address, transports, arrays, spare)
             hosts.append(host)
             await host.open()
             log.info(
@@ -65,13 +72,27 @@ async def run_workers(
                 worker.roles, READY, worker.address, built.limits.max_model_len,
                 built.limits.max_seqs, time.monotonic() - began,
             )  # fmt: skip
-        await asyncio.gather(*(host.serve(stop) for host in hosts))
+        async with watchdog(
+            lambda: max(host.step_age_s for host in hosts), config.life.step_limit_s
+        ):
+            await asyncio.gather(*(host.serve(stop) for host in hosts))
+            await _drain(hosts, config.life.drain_timeout_s, stop)
     finally:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*(host.close() for host in hosts))
         except TimeoutError:
             log.warning("a step is still running: ending without it")
+
+
+async def _drain(hosts: Sequence[WorkerHost], timeout_s: float, stop: Stop) -> None:
+    """Let what runs end; what is left after the grace time, routers take elsewhere."""
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(host.drain() for host in hosts))
+
+    if not await within(timeout_s, all_of_them(), stop.now):
+        log.warning("not all that ran has ended in time: it is left to other workers")
 
 
 def _addresses(
@@ -105,12 +126,17 @@ def _load(config: WorkerConfig, workers: Sequence[PlannedWorker]) -> list[BuiltE
     engines = []
     for index, worker in enumerate(workers):
         built = build_engine(
-            folder, model, config.engine, worker.roles, first_device=index * devices
+            folder, model, config.engine, _able(worker.roles, config), first_device=index * devices
         )
         if config.engine.warmup:
             built.runner.warm_up()
         engines.append(built)
     return engines
+
+
+def _able(roles: Role, config: WorkerConfig) -> Role:
+    """What a worker's programs are for: more than its roles, if it is to stand in for others."""
+    return COLOCATED if config.life.decode_may_prefill and Role.DECODE in roles else roles
 
 
 def _set_up_jax(compile_cache: Path, devices: int) -> None:
@@ -156,19 +182,10 @@ def _pin(cpus: tuple[int, ...] | None) -> None:
         raise ConfigError(f"--cpus={cpus}: not among the cores {there}") from error
 
 
-async def _main(
-    config: WorkerConfig, workers: Sequence[PlannedWorker], stop: asyncio.Event
-) -> None:
-    if config.exit_with_stdin:
-        _stop_with_stdin(asyncio.get_running_loop(), stop)
-    await run_workers(config, workers, stop)
-
-
-def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            loop.call_soon_threadsafe(stop.set)
-
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
+async def _main(config: WorkerConfig, workers: Sequence[PlannedWorker], stop: Stop) -> None:
+    parent = Parent(stop) if config.exit_with_stdin else None
+    try:
+        await run_workers(config, workers, stop)
+    finally:
+        if parent is not None:
+            parent.clean_up_after(config.address)

@@ -28,13 +28,14 @@ from kvtransfer import (
     serve_shm,
 )
 from prefill_worker.service import PrefillService
-from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
+from protos.codec import MESSAGE_LIMITS, NO_ROLES, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
 from protos.transfer_codec import Transfers
 from settings.errors import ConfigError
 
 SESSION_GRACE_S = 0.2
 """Sessions end by themselves within this time; gRPC then breaks what is left."""
+DRAIN_CHECK_S = 0.05
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
 """A peer that answers no ping for so long is gone, as when its host has lost its power."""
@@ -54,10 +55,12 @@ class WorkerHost:
         address: WorkerAddress,
         transports: Sequence[str] = TRANSPORTS,
         arrays: Arrays | None = None,
+        spare_roles: Role = NO_ROLES,
     ) -> None:
-        """`transports` and `arrays`: by which its decode service fetches KV, see KVSink.
+        """A worker of `roles`; those that `built` can do as well are `spare_roles`.
 
-        `arrays` is also what its prefill service offers KV by, if it is there.
+        `transports` and `arrays`: by which its decode service fetches KV, see KVSink. `arrays`
+        is also what its prefill service offers KV by, if it is there.
         """
         layout = KVLayout(
             built.limits.fingerprint,
@@ -71,7 +74,7 @@ class WorkerHost:
         self._roles = roles
         self._address = address
         sources = address.sources if Role.PREFILL in roles else ()
-        info = WorkerInfo(secrets.randbits(63), roles, built.limits, sources)
+        info = WorkerInfo(secrets.randbits(63), roles, built.limits, sources, spare_roles)
         self._sessions = SessionServer(info, self)
         self._prefill.attach(self._sessions)
         self._decode.attach(self._sessions)
@@ -131,6 +134,11 @@ class WorkerHost:
         if not self._died.done():
             self._died.set_result(error)
 
+    @property
+    def step_age_s(self) -> float:
+        """How long the running step has been running, 0 without one."""
+        return self._engine.load().step_age_s
+
     # ---- life ----
 
     async def open(self) -> None:
@@ -170,6 +178,17 @@ class WorkerHost:
         stopped.cancel()
         if self._died.done():
             raise RuntimeError("the engine has failed") from self._died.result()
+
+    async def drain(self) -> None:
+        """Take no new work, and wait until all that runs has ended and routers know of it."""
+        self._sessions.drain()
+        while self._busy and not self._died.done():  # noqa: ASYNC110 - three rooms would tell
+            await asyncio.sleep(DRAIN_CHECK_S)
+
+    @property
+    def _busy(self) -> bool:
+        sessions = self._sessions
+        return bool(sessions.attempts or sessions.unsent or self._prefill.source.active())
 
     async def close(self) -> None:
         """Break the sessions, end the transfers, and stop the engine."""

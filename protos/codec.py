@@ -39,6 +39,8 @@ MAX_ID_CHARACTERS = 256
 MAX_CHOICES = 128
 """OpenAI's limit for `n`."""
 
+NO_ROLES = Role(0)
+
 _TOKEN = np.dtype("<u4")
 _FINISH = {None: wire.FINISH_NONE, FinishReason.STOP: wire.FINISH_STOP,
            FinishReason.LENGTH: wire.FINISH_LENGTH}  # fmt: skip
@@ -70,12 +72,16 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A decoded Welcome: what a worker is. `epoch` is new for every worker process."""
+    """A decoded Welcome: what a worker is. `epoch` is new for every worker process.
+
+    `spare_roles` are those it takes only when no worker that is meant for them is left.
+    """
 
     epoch: int
     roles: Role
     limits: ModelLimits
     sources: tuple[str, ...]
+    spare_roles: Role = NO_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +257,7 @@ def encode_welcome(info: WorkerInfo) -> wire.Welcome:
             eos_token_ids=sorted(limits.eos_token_ids),
         ),
         sources=info.sources,
+        spare_roles=info.spare_roles.value,
     )
 
 
@@ -262,6 +269,8 @@ def decode_welcome(message: wire.Welcome) -> WorkerInfo:
         )
     if not 0 < message.roles <= COLOCATED.value:
         raise WireError(f"roles={message.roles} are no roles")
+    if message.spare_roles > COLOCATED.value:
+        raise WireError(f"spare_roles={message.spare_roles} are no roles")
     limits = message.limits
     return WorkerInfo(
         message.epoch,
@@ -276,6 +285,7 @@ def decode_welcome(message: wire.Welcome) -> WorkerInfo:
             frozenset(limits.eos_token_ids),
         ),
         tuple(message.sources),
+        Role(message.spare_roles),
     )
 
 

@@ -49,6 +49,15 @@ class Outbox:
         self._rejected.append(encode_rejected(attempt, reason))
         self._filled.set()
 
+    def nudge(self) -> None:
+        """Have `take` return now, be there something to send or not."""
+        self._filled.set()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is unsent."""
+        return not (self._tokens or self._failed or self._rejected)
+
     async def take(self, wait_s: float) -> wire.Step:
         """Everything unsent, as soon as there is something, or an empty Step after `wait_s`."""
         if not self._filled.is_set():

@@ -42,7 +42,7 @@ class SessionListener(Protocol):
     """Hears of a worker. Called on the loop; must not block."""
 
     def opened(self, session: WorkerSession) -> None:
-        """The worker is ready; `session.info` tells what it is."""
+        """The worker is ready; `session` tells what it is and its load."""
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         """News of a step."""
@@ -129,29 +129,31 @@ class WorkerSession:
             yield message
 
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
+        welcomed: WorkerInfo | None = None
         while True:
             up = await _read(stream)
             if up is grpc.aio.EOF:
-                raise SessionLost("closed by the worker")
+                raise SessionLost("it has drained" if self.draining else "closed by the worker")
             match up.WhichOneof("message"):
-                case "welcome" if self.info is None:
-                    self.info = decode_welcome(up.welcome)
-                    # Empty until it says otherwise: it must not look full.
-                    self.load = Load(free_blocks=self.info.limits.num_blocks)
+                case "welcome" if welcomed is None:
+                    welcomed = decode_welcome(up.welcome)
+                    self.load = Load(free_blocks=welcomed.limits.num_blocks)
                     self.draining = False
-                    self._listener.opened(self)
-                case "step" if self.info is not None:
-                    self._take_step(decode_step(up.step))
-                case "cache_snapshot" if self.info is not None:
+                case "step" if welcomed is not None:
+                    self._take_step(decode_step(up.step), welcomed)
+                case "cache_snapshot" if welcomed is not None:
                     pass  # routing by cached prefixes is not there yet
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
-    def _take_step(self, update: StepUpdate) -> None:
+    def _take_step(self, update: StepUpdate, info: WorkerInfo) -> None:
         if update.load is not None:
             self.load, self.draining = update.load, update.draining
             if update.load.step_age_s > STEP_AGE_LIMIT_S:
                 raise SessionLost(f"a step has been running for {update.load.step_age_s:.0f} s")
+        if self.info is None:  # not before: one whose step hangs must not come and go
+            self.info = info
+            self._listener.opened(self)
         self._listener.stepped(self, update)
 
 

@@ -56,6 +56,7 @@ class _Session:
         self.outbox = Outbox()
         self.attempts: set[AttemptId] = set()
         self.broken = asyncio.Event()
+        self.writing = False
 
 
 class SessionServer:
@@ -96,8 +97,10 @@ class SessionServer:
         return session
 
     def drain(self) -> None:
-        """Take no new work from now on."""
+        """Take no new work from now on, and tell every router so at once."""
         self._draining = True
+        for session in self._sessions:
+            session.outbox.nudge()
 
     def close(self) -> None:
         """End every session."""
@@ -108,6 +111,11 @@ class SessionServer:
     def attempts(self) -> int:
         """Attempts that routers wait for."""
         return len(self._owners)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a router has still to be told something."""
+        return any(s.writing or not s.outbox.empty for s in self._sessions)
 
     def _put(self, session: _Session, add: Callable[[], None]) -> None:
         try:
@@ -192,7 +200,7 @@ class SessionServer:
         session.attempts.add(order.attempt)
         if self._draining:
             self.rejected(order.attempt, "the worker is draining")
-        elif order.roles & ~self._info.roles:
+        elif order.roles & ~(self._info.roles | self._info.spare_roles):
             message_ = f"this worker is {self._info.roles}, not {order.roles}"
             self.failed(Failure(order.attempt, FailureCode.INVALID, message_))
         elif len(order.sequences) > 1:
@@ -207,6 +215,7 @@ class SessionServer:
         told: Transfers = {}
         while True:
             step = await session.outbox.take(wait_s)
+            session.writing = True
             wait_s = LOAD_INTERVAL_S
             transfers = self._service.transfers()
             news = {} if transfers == told else transfers
@@ -214,6 +223,7 @@ class SessionServer:
             step.load.CopyFrom(load)
             told = transfers
             await context.write(wire.Up(step=step))
+            session.writing = False
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a grpc.aio server."""

@@ -61,7 +61,7 @@ class GatewayContext:
             Unavailable: requests cannot be served now.
         """
         limits = self.generator.limits
-        if limits is None or not self.generator.ready:
+        if limits is None or not self.generator.accepting:
             raise Unavailable("the server is not ready: it is loading, draining or lacks workers")
         return limits
 

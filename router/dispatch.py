@@ -2,15 +2,18 @@
 
 An attempt that is lost goes on elsewhere: the next one is given prompt and tokens so far, and
 the same seed, so its first token is the one that the lost attempt would have produced next.
+Where no worker of a role is left, a request waits for one to come back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from engine.types import (
@@ -25,15 +28,33 @@ from engine.types import (
     TokenDelta,
 )
 from protos.codec import TRANSFER_ID_BYTES, StartOrder, StepUpdate
-from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
-from router.flight import AttemptInvalid, AttemptLost, AttemptRejected, Flight
+from router.errors import BadRequest, GenerationFailed, Overloaded, ReaderTooSlow, Unavailable
+from router.flight import (
+    AttemptHandedOver,
+    AttemptInvalid,
+    AttemptLost,
+    AttemptRejected,
+    Flight,
+)
 from router.policy import choose_colocated, choose_decode, choose_prefill
 from router.workers import Worker, WorkerPool
 
 log = logging.getLogger("hexserve.router")
 
-MAX_LOST_ATTEMPTS = 3
-"""How many attempts in a row may be lost; one that has made progress begins a new row."""
+Placement = tuple[tuple[Worker, Role], ...]
+"""The workers of an attempt and what each does; the first prefills."""
+
+MAX_LOST_ATTEMPTS = 5
+"""How many attempts in a row may be lost; one that has made progress begins a new row.
+
+Some, as workers may die one after the other; few, as a request may be what kills them.
+"""
+MAX_WAITING = 4096
+"""How many requests may wait for workers to come back."""
+MAX_UNREAD_TOKENS = 8192
+"""How many tokens a client may be behind with reading."""
+FULL_RETRY_S = 0.1
+"""When workers whose queues are full are asked again for a request that has begun."""
 TRANSFER_GRACE_S = 0.25
 """How long a broken KV handoff waits for better news.
 
@@ -45,10 +66,15 @@ last), the other only sees the transfer break, and its stream may be the faster 
 class Dispatcher:
     """The Generator that the gateway uses (see router.generation), over a pool of workers."""
 
-    def __init__(self, pool: WorkerPool, seed: int) -> None:
+    def __init__(self, pool: WorkerPool, seed: int, worker_wait_s: float = 0.0) -> None:
+        """`worker_wait_s`: how long a request waits when no worker of a role is left."""
         self._pool = pool
         self._rng = random.Random(seed)
+        self._worker_wait_s = worker_wait_s
         self._flights: dict[AttemptId, Flight] = {}
+        self._requests = self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._draining = False
         pool.listen(self)
 
@@ -62,27 +88,71 @@ class Dispatcher:
     def ready(self) -> bool:
         return self._pool.complete and not self._draining
 
+    @property
+    def accepting(self) -> bool:
+        """Not before a first worker of each role was there: a start may take minutes."""
+        waits = self._pool.was_complete and self._worker_wait_s > 0
+        return self.ready or (waits and not self._draining)
+
     def drain(self) -> None:
-        """Report not ready from now on; what runs goes on."""
+        """Report not ready from now on, and take no new request; what runs goes on."""
         self._draining = True
+
+    async def wait_until_idle(self) -> None:
+        """Until no request runs."""
+        await self._idle.wait()
 
     def health(self) -> dict[str, Any]:
         state = "draining" if self._draining else "ready" if self.ready else "waiting for workers"
-        return {"state": state, "requests": len(self._flights), "workers": self._pool.describe()}
+        return {
+            "state": state,
+            "requests": self._requests,
+            "waiting_for_workers": self._waiting,
+            "workers": self._pool.describe(),
+        }
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
-        prompt, output = tuple(prompt), list[int]()
+        with self._counted():
+            attempts = self._attempts(tuple(prompt), sampling, request_id, choice)
+            async with aclosing(attempts) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A request runs inside."""
+        self._requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    async def _attempts(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, request_id: str, choice: int
+    ) -> AsyncGenerator[TokenDelta, None]:
+        output = list[int]()
         refusing: set[Worker] = set()
         number = lost = 0
+        model: str | None = None
         while True:
             sequence = SequenceId(AttemptId(request_id, number), choice)
             attempt = sequence.attempt
             number += 1
             before = len(output)
-            flight = self._take_off(sequence, prompt, tuple(output), sampling, refusing)
+            placed = await self._workers_for(
+                refusing, only_first=sampling.max_tokens - before == 1, begun=before > 0
+            )
+            fingerprint = placed[0][0].info.limits.fingerprint
+            model = model or fingerprint
+            if fingerprint != model:
+                raise Unavailable("the workers that are left serve another model")
+            flight = self._take_off(placed, sequence, prompt, tuple(output), sampling)
             finished = False
             try:
                 while not finished:
@@ -101,6 +171,8 @@ class Dispatcher:
                 refusing.add(error.worker)
             except AttemptInvalid as error:
                 raise BadRequest(str(error)) from None
+            except AttemptHandedOver as error:
+                log.info("request %s, attempt %d: %s", request_id, attempt.attempt, error)
             except AttemptLost as error:
                 lost += 1
                 log.warning("request %s, attempt %d: %s", request_id, attempt.attempt, error)
@@ -115,33 +187,64 @@ class Dispatcher:
 
     def _take_off(
         self,
+        placed: Placement,
         sequence: SequenceId,
         prompt: tuple[int, ...],
         output: tuple[int, ...],
         sampling: SamplingParams,
-        refusing: set[Worker],
     ) -> Flight:
         attempt = sequence.attempt
-        workers = self._choose(refusing, only_first=sampling.max_tokens - len(output) == 1)
-        transfer_id = b"" if len(workers) == 1 and workers[0].info.roles == COLOCATED else (
-            secrets.token_bytes(TRANSFER_ID_BYTES)
-        )  # fmt: skip
+        workers = tuple(worker for worker, _ in placed)
+        colocated = placed[0][1] == COLOCATED
+        transfer_id = b"" if colocated else secrets.token_bytes(TRANSFER_ID_BYTES)
         flight = Flight(workers, len(output), len(prompt) + len(output))
         self._flights[attempt] = flight
         sources = workers[0].info.sources
         try:
-            for worker in workers:
-                request = SequenceRequest(
-                    sequence, worker.info.roles, prompt, sampling, output, transfer_id
-                )
+            for worker, roles in placed:
+                request = SequenceRequest(sequence, roles, prompt, sampling, output, transfer_id)
                 worker.start(StartOrder(attempt, (request,), sources))
         except BaseException:  # values that the wire cannot carry
             self._land(attempt, flight, finished=False)
             raise
         return flight
 
-    def _choose(self, refusing: set[Worker], *, only_first: bool) -> tuple[Worker, ...]:
-        """The workers of an attempt, the one that prefills first.
+    async def _workers_for(
+        self, refusing: set[Worker], *, only_first: bool, begun: bool
+    ) -> Placement:
+        """As `_choose`, but waits for workers that are lost, up to `worker_wait_s`.
+
+        A request that has `begun` also waits for room, as it cannot be refused any more.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._worker_wait_s
+        if self._waiting >= MAX_WAITING:
+            return self._choose(refusing, only_first=only_first)
+        self._waiting += 1
+        try:
+            while True:
+                left = deadline - loop.time()
+                try:
+                    return self._choose(refusing, only_first=only_first)
+                except Unavailable:
+                    if left <= 0 or self._pool.closing:
+                        raise
+                    wait_s = left
+                except Overloaded:
+                    if left <= 0 or not begun:
+                        raise
+                    refusing.clear()
+                    wait_s = min(left, FULL_RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._pool.wait_for_change()
+        finally:
+            self._waiting -= 1
+
+    def _choose(self, refusing: set[Worker], *, only_first: bool) -> Placement:
+        """The workers of an attempt and what each is to do, the one that prefills first.
+
+        A decode worker that can does both while there is no prefill worker.
 
         `only_first`: the first token is the last, so no decode worker is needed.
 
@@ -151,13 +254,15 @@ class Dispatcher:
         """
         pool, rng = self._pool, self._rng
         colocated = pool.with_roles(COLOCATED)
+        if not colocated and not pool.with_roles(Role.PREFILL):
+            colocated = pool.standing_in()
         if colocated:
             chosen = choose_colocated((w for w in colocated if w not in refusing), rng)
             if chosen is None:
                 raise Overloaded("every worker's queue is full")
-            return (chosen,)
+            return ((chosen, COLOCATED),)
         roles = [(Role.PREFILL, choose_prefill), (Role.DECODE, choose_decode)]
-        result = []
+        result: list[tuple[Worker, Role]] = []
         for role, choose in roles[:1] if only_first else roles:
             candidates = pool.with_roles(role)
             if not candidates:
@@ -168,7 +273,7 @@ class Dispatcher:
             worker = choose((w for w in candidates if w not in refusing), rng)
             if worker is None:
                 raise Overloaded("every worker's queue is full")
-            result.append(worker)
+            result.append((worker, role))
         return tuple(result)
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
@@ -191,6 +296,10 @@ class Dispatcher:
             flight = self._flights.get(delta.id.attempt)
             if flight is not None:
                 flight.deliver(delta)
+                if flight.unread > MAX_UNREAD_TOKENS:
+                    # The workers are told at once: the client may not read for long.
+                    self._land(delta.id.attempt, flight, finished=False)
+                    flight.cut(ReaderTooSlow(f"{flight.unread} tokens were not read in time"))
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
             if flight is None or not flight.needs(worker):
@@ -209,6 +318,7 @@ class Dispatcher:
 
     def lost(self, worker: Worker, reason: str) -> None:
         """Every attempt that needs the worker is lost."""
+        kind, how = (AttemptHandedOver, "left") if worker.draining else (AttemptLost, "lost")
         for flight in self._flights.values():
             if flight.needs(worker):
-                flight.fail(AttemptLost(f"worker {worker.address} is lost: {reason}"))
+                flight.fail(kind(f"worker {worker.address} is {how}: {reason}"))

@@ -9,7 +9,8 @@ ServingError
 ├── BodyTooLarge    413
 ├── Overloaded      429, Retry-After: too many requests, or every worker's queue is full
 ├── Unavailable     503, Retry-After: loading, draining, or no worker of a role is left
-└── GenerationFailed 500: the request was taken and then lost
+├── GenerationFailed 500: the request was taken and then lost
+└── ReaderTooSlow   500: a client does not read its stream; an event, if it ever reads it
 """
 
 from __future__ import annotations
@@ -109,3 +110,9 @@ class GenerationFailed(ServingError):
     """500: taken, then lost; after the bounded retries."""
 
     code = "generation_failed"
+
+
+class ReaderTooSlow(ServingError):
+    """500: the client reads its stream so slowly that it was given up."""
+
+    code = "reader_too_slow"

@@ -13,6 +13,10 @@ class AttemptLost(Exception):
     """The attempt will not end; another may serve the rest."""
 
 
+class AttemptHandedOver(AttemptLost):
+    """Its worker has drained and leaves the rest to another."""
+
+
 class AttemptRejected(AttemptLost):
     """A worker did not take it."""
 
@@ -30,6 +34,9 @@ class Flight:
 
     The first token comes from the prefill worker and the others from the decode worker, by
     two streams: whatever is ahead is held, whatever has been seen is dropped.
+
+    Attributes:
+        unread: tokens that are there and have not been taken by `next`.
     """
 
     def __init__(self, workers: tuple[Worker, ...], next_index: int, prefill_tokens: int) -> None:
@@ -39,6 +46,7 @@ class Flight:
         self._next = next_index
         self._ahead: dict[int, TokenDelta] = {}
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
+        self.unread = 0
         self._prefill_tokens = prefill_tokens
         workers[0].prefill_tokens += prefill_tokens
         for worker in workers:
@@ -60,21 +68,29 @@ class Flight:
         if held is None or len(held.tokens) <= len(delta.tokens):
             self._ahead[delta.index] = delta
         while (found := self._take_next()) is not None:
+            self.unread += len(found.tokens)
             self._ready.put_nowait(found)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come."""
         self._ready.put_nowait(error)
 
+    def cut(self, error: Exception) -> None:
+        """What has not been taken by `next` is not wanted any more, only the error."""
+        self._ready = asyncio.Queue()
+        self.unread = 0
+        self.fail(error)
+
     async def next(self) -> TokenDelta:
         """The next delta.
 
         Raises:
-            AttemptLost, AttemptInvalid: as told by `fail`.
+            AttemptLost, AttemptInvalid: as told by `fail` or `cut`.
         """
         item = await self._ready.get()
         if isinstance(item, Exception):
             raise item
+        self.unread -= len(item.tokens)
         return item
 
     def land(self) -> None:

@@ -13,11 +13,15 @@ class Generator(Protocol):
 
     @property
     def limits(self) -> ModelLimits | None:
-        """The served model's limits; None until a worker of each role is ready."""
+        """The served model's limits, those last known when no worker is left; None at first."""
 
     @property
     def ready(self) -> bool:
         """True while requests can be served; False while loading or draining."""
+
+    @property
+    def accepting(self) -> bool:
+        """True while requests are taken: when `ready`, or a lost worker is waited for."""
 
     def health(self) -> dict[str, Any]:
         """A JSON-able account of the workers for `/health`."""

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from router.load import PoolLoad
 from router.transfers import TransferCollector, TransferTotals
+from router.worker_metrics import WorkerCollector
+from router.workers import WorkerPool
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -98,6 +100,10 @@ class RouterMetrics:
         self._blocks["running"].set(load.running_blocks)
         self._blocks["exported"].set(load.exported_blocks)
         self._unaccounted_blocks.set(load.unaccounted_blocks)
+
+    def export_workers(self, pool: WorkerPool) -> None:
+        """Render the states of the pool's workers from now on, as they are at the time; once."""
+        self.registry.register(WorkerCollector(pool, self._labels))
 
     def export_transfers(self, totals: TransferTotals) -> None:
         """Render `totals` from now on, as they are at the time; once."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
@@ -15,6 +17,8 @@ from router.load import PoolLoad
 from router.transfers import TransferTotals
 
 log = logging.getLogger("hexserve.router")
+
+STATES = ("ready", "draining", "unreachable", "given up", "serves another model")
 
 
 class Worker:
@@ -58,13 +62,25 @@ class WorkerListener(Protocol):
     def lost(self, worker: Worker, reason: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What whoever starts a worker's process tells of it.
+
+    `given_up`: it ended so often without getting ready that it is not started any more.
+    """
+
+    restarts: int = 0
+    given_up: bool = False
+
+
 class WorkerPool:
     """Keeps a session with each of a fixed list of workers.
 
     All that are used serve the same model, that of the first to be there. The session of one
     that serves another is kept, for when no worker of the first model is left.
 
-    `transfers` sums what the workers have counted of KV transfers, lost workers included.
+    `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
+    be again. `transfers` sums what the workers have counted of KV transfers, lost workers included.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -75,10 +91,22 @@ class WorkerPool:
         self._left_out: dict[WorkerSession, WorkerInfo] = {}
         self._listener: WorkerListener | None = None
         self._on_load = on_load
+        self._observers: list[Callable[[str, bool], None]] = []
+        self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.closing = False
+        self.was_complete = False
+        self._last_limits: ModelLimits | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._closing = False
+
+    def observe(self, hear: Callable[[str, bool], None]) -> None:
+        """Have `hear(address, open)` called on the loop when a session opens or ends."""
+        self._observers.append(hear)
+
+    def supervised(self, address: str, supervision: Supervision) -> None:
+        """Take in what is known of the process at a listed address, for `describe`."""
+        self._supervised[address] = supervision
 
     def listen(self, listener: WorkerListener) -> None:
         """Say who hears of attempts; once, before `open`."""
@@ -90,7 +118,8 @@ class WorkerPool:
 
     async def close(self) -> None:
         """End every session; whatever is in flight is lost."""
-        self._closing = True
+        self.closing = True
+        self._changed.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -101,12 +130,17 @@ class WorkerPool:
         """Open workers that do exactly `roles` and take new work."""
         return [w for w in self._workers.values() if w.info.roles == roles and not w.draining]
 
+    def standing_in(self) -> list[Worker]:
+        """Open decode workers that take new work and can prefill as well."""
+        return [w for w in self.with_roles(Role.DECODE) if Role.PREFILL in w.info.spare_roles]
+
     @property
     def complete(self) -> bool:
         """True when a request can be served from prompt to last token."""
         return bool(
             self.with_roles(COLOCATED)
             or (self.with_roles(Role.PREFILL) and self.with_roles(Role.DECODE))
+            or self.standing_in()
         )
 
     @property
@@ -117,14 +151,18 @@ class WorkerPool:
     async def wait_until_all_open(self) -> None:
         """Until every listed worker is ready; see `all_open`."""
         while not self.all_open:
-            self._changed.clear()
-            await self._changed.wait()
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Until a worker comes or goes, or the pool is closed."""
+        self._changed.clear()
+        await self._changed.wait()
 
     @property
     def limits(self) -> ModelLimits | None:
-        """What every open worker can serve: the tightest of their limits."""
+        """What every open worker can serve, the tightest of their limits; without one, the last."""
         all_limits = [w.info.limits for w in self._workers.values()]
-        return min(all_limits, key=lambda each: each.max_model_len, default=None)
+        return min(all_limits, key=lambda each: each.max_model_len, default=self._last_limits)
 
     def total_load(self) -> PoolLoad:
         """The load of all workers that are used."""
@@ -146,13 +184,14 @@ class WorkerPool:
 
     def _describe(self, session: WorkerSession) -> dict[str, Any]:
         worker = self._workers.get(session)
+        supervision = self._supervised.get(session.address)
+        described: dict[str, Any] = {"address": session.address, "state": self._state(session)}
+        if supervision is not None:
+            described["restarts"] = supervision.restarts
         if worker is None:
-            state = "serves another model" if session in self._left_out else "unreachable"
-            return {"address": session.address, "state": state}
+            return described
         load = worker.load
-        return {
-            "address": session.address,
-            "state": "draining" if worker.draining else "ready",
+        return described | {
             "roles": [role.name.lower() for role in worker.info.roles if role.name],
             "running": load.running,
             "waiting": load.waiting,
@@ -167,6 +206,23 @@ class WorkerPool:
             },
         }
 
+    def _state(self, session: WorkerSession) -> str:
+        worker = self._workers.get(session)
+        if worker is not None:
+            return "draining" if worker.draining else "ready"
+        if session in self._left_out:
+            return "serves another model"
+        supervision = self._supervised.get(session.address)
+        return "given up" if supervision is not None and supervision.given_up else "unreachable"
+
+    def states(self) -> Mapping[str, int]:
+        """How many of the listed workers are in each of STATES."""
+        return Counter(self._state(session) for session in self._sessions)
+
+    def restarts(self) -> int:
+        """How often workers have been started again, as far as it is known."""
+        return sum(supervision.restarts for supervision in self._supervised.values())
+
     # ---- SessionListener ----
 
     def opened(self, session: WorkerSession) -> None:
@@ -178,10 +234,17 @@ class WorkerPool:
         else:
             self._let_in(session, session.info)
         self._changed.set()
+        self._tell(session, True)
         self._on_load(self)
+
+    def _tell(self, session: WorkerSession, is_open: bool) -> None:
+        for hear in self._observers:
+            hear(session.address, is_open)
 
     def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
         self._workers[session] = Worker(session, info)
+        self._last_limits = self.limits
+        self.was_complete = self.was_complete or self.complete
         log.info("worker %s is there: %s", session.address, info.roles)
 
     def _let_in_left_out(self) -> None:
@@ -204,12 +267,16 @@ class WorkerPool:
     def lost(self, session: WorkerSession, reason: str) -> None:
         self._left_out.pop(session, None)
         self._changed.set()
+        self._tell(session, False)
         worker = self._workers.pop(session, None)
         if worker is None:
             return
         self.transfers.gone(worker.address)
-        if not self._closing:
-            log.warning("worker %s is lost: %s", session.address, reason)
+        if not self.closing:
+            if worker.draining:
+                log.info("worker %s has left: %s", session.address, reason)
+            else:
+                log.warning("worker %s is lost: %s", session.address, reason)
             if self._left_out and not self._workers:
                 self._let_in_left_out()
         if self._listener is not None:

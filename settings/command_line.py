@@ -12,6 +12,7 @@ from settings.config import (
     ChatConfig,
     EngineConfig,
     HttpConfig,
+    LifeConfig,
     ModelConfig,
     RouterConfig,
     ServeConfig,
@@ -21,9 +22,18 @@ from settings.config import (
 from settings.environment import Environment
 from settings.errors import ConfigError
 
-SHARED = (flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING)
+SHARED = (
+    flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING, flags.LIFE,
+    flags.WORKER_LIFE,
+)  # fmt: skip
 """The groups that a launcher hands on to its workers."""
-_SERVE = (*SHARED, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING)
+_SERVE = (
+    *SHARED, flags.ROUTING, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP,
+    flags.LOGGING,
+)  # fmt: skip
+_ROUTER = (
+    flags.MODEL, flags.API, flags.ROUTER, flags.ROUTING, flags.LIFE, http_flags.HTTP, flags.LOGGING
+)  # fmt: skip
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 
 
@@ -74,6 +84,7 @@ def _deployment(
         topology=_topology(values),
         worker_distributed_method=values.worker_distributed_method,
         kv_transports=values.kv_transports,
+        life=_life(values),
         log_level=_log_level(values, environment),
         cache=environment.cache,
         jax_profile_dir=_folder(values.jax_profile_dir),
@@ -135,6 +146,7 @@ def _worker(values: argparse.Namespace, environment: Environment) -> WorkerConfi
         cpus=values.cpus,
         exit_with_stdin=values.exit_with_stdin,
         kv_transports=values.kv_transports,
+        life=_life(values),
         log_level=_log_level(values, environment),
         cache=environment.cache,
         jax_profile_dir=_folder(values.jax_profile_dir),
@@ -148,7 +160,7 @@ def router_config(arguments: Sequence[str], environment: Environment) -> RouterC
         ConfigError: see settings.flags.parse; or no worker is named.
     """
     values = flags.parse(
-        (flags.MODEL, flags.API, flags.ROUTER, http_flags.HTTP, flags.LOGGING),
+        _ROUTER,
         arguments,
         prog="python -m router",
         description="Serve HTTP by way of workers that run elsewhere.",
@@ -159,6 +171,7 @@ def router_config(arguments: Sequence[str], environment: Environment) -> RouterC
         model=_model(values, environment),
         http=_http(values, environment, as_hex_llm=False),
         workers=values.workers,
+        life=_life(values),
         log_level=_log_level(values, environment),
         cache=environment.cache,
     )
@@ -181,6 +194,12 @@ def _engine(values: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         **{name: getattr(values, name) for name in EngineConfig.__dataclass_fields__}
     )
+
+
+def _life(values: argparse.Namespace) -> LifeConfig:
+    # A router's command line has no limit for steps, a worker's none for waiting.
+    names = LifeConfig.__dataclass_fields__.keys() & vars(values).keys()
+    return LifeConfig(**{name: getattr(values, name) for name in names})
 
 
 def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: bool) -> HttpConfig:

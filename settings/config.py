@@ -172,6 +172,25 @@ class ChatConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LifeConfig:
+    """What is done about ends, wanted or not. All in seconds.
+
+    Attributes:
+        drain_timeout_s: how long what runs may go on after a process was told to end.
+        worker_wait_s: how long a request waits for a lost worker to come back.
+        step_limit_s: a step that takes longer hangs, and its worker ends.
+        decode_may_prefill: decode workers prefill as well when no prefill worker is left.
+        restart_wait_s: before a worker that has died is started again the first time.
+    """
+
+    drain_timeout_s: float = 25.0
+    worker_wait_s: float = 30.0
+    step_limit_s: float = 300.0
+    restart_wait_s: float = 1.0
+    decode_may_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """A whole deployment on this machine.
 
@@ -190,6 +209,7 @@ class ServeConfig:
     worker_distributed_method: str | None = None
     kv_transports: tuple[str, ...] | None = None
     jax_profile_dir: Path | None = None
+    life: LifeConfig = field(default_factory=LifeConfig)
     jax_platforms: str = ""
     visible_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -219,6 +239,7 @@ class WorkerConfig:
     cache: Path
     kv_transports: tuple[str, ...] | None = None
     jax_profile_dir: Path | None = None
+    life: LifeConfig = field(default_factory=LifeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +251,4 @@ class RouterConfig:
     workers: tuple[str, ...]
     log_level: str
     cache: Path
+    life: LifeConfig = field(default_factory=LifeConfig)

@@ -7,6 +7,10 @@ import argparse
 from settings.config import KV_TRANSPORTS
 from settings.environment import LOG_LEVELS
 
+MOST_SECONDS = 86_400
+MOST_STEP_SECONDS = 300
+"""Then routers have given a worker up."""
+
 
 def to_whole(text: str) -> int:
     try:
@@ -43,6 +47,23 @@ def to_share(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r}: a number is wanted") from None
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text}: a share above 0 and at most 1 is wanted")
+    return value
+
+
+def to_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: seconds are wanted") from None
+    if not 0.0 <= value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}: seconds from 0 to {MOST_SECONDS} are wanted")
+    return value
+
+
+def to_step_limit(text: str) -> float:
+    value = to_seconds(text)
+    if not 1.0 <= value <= MOST_STEP_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {MOST_STEP_SECONDS} seconds are wanted")
     return value
 
 

@@ -20,8 +20,10 @@ from settings.flag_values import (
     to_names,
     to_port,
     to_positive,
+    to_seconds,
     to_seed,
     to_share,
+    to_step_limit,
     to_transports,
     to_whole,
 )
@@ -200,6 +202,44 @@ PROFILING = Group(
         ),
     ),
 )
+LIFE = Group(
+    "life and death",
+    (
+        Flag(
+            "drain_timeout_s",
+            "how long what runs may go on after SIGTERM or Ctrl-C; a second one ends it at once. "
+            "The default lies below the 30 s that Kubernetes gives a pod",
+            to_seconds, 25.0,
+        ),
+    ),
+)  # fmt: skip
+
+WORKER_LIFE = Group(
+    "workers that fail",
+    (
+        _switch(
+            "decode_may_prefill",
+            "decode workers prefill as well while no prefill worker is left; they compile more",
+            False,
+        ),
+        Flag(
+            "step_limit_s", "a worker whose step takes longer hangs and ends",
+            to_step_limit, 300.0,
+        ),
+    ),
+)  # fmt: skip
+
+ROUTING = Group(
+    "routing",
+    (
+        Flag(
+            "worker_wait_s",
+            "how long a request waits for a worker to come back when none of a role is left, "
+            "before it is answered by 503; 0 does not wait",
+            to_seconds, 30.0,
+        ),
+    ),
+)  # fmt: skip
 
 TOPOLOGY = Group(
     "topology",
@@ -216,6 +256,12 @@ DEPLOYMENT = Group(
             "mp (a process per worker), thread (all workers in one process, each with its own "
             "devices) or ray; unset it is thread on a TPU host with --disagg_topo, else mp",
             choices=("mp", "thread", "ray"), supported=(None, "mp", "thread"),
+        ),
+        Flag(
+            "restart_wait_s",
+            "how long a worker that has died waits to be started again; doubles with each death, "
+            "up to 30",
+            to_seconds, 1.0,
         ),
     ),
 )  # fmt: skip
@@ -254,6 +300,8 @@ _METAVARS: dict[Callable[[str], Any] | None, str] = {
     to_seed: "N",
     to_port: "PORT",
     to_share: "X",
+    to_seconds: "S",
+    to_step_limit: "S",
     to_cpus: "N,…",
     to_level: "LEVEL",
     to_addresses: "ADDRESS,…",

@@ -67,6 +67,7 @@ def launch(scratch: Path, cache: Path, tmp_path: Path) -> Iterator[Launch]:
     yield start
     for each in launched:
         each.end()
+        print(each.output)  # shown where the test has failed
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.devices import Accelerators, find_accelerators
-from deploy.processes import LocalWorkers
+from deploy.supervisor import LocalWorkers
 from settings.config import Topology
 from settings.environment import read_environment
 from settings.errors import ConfigError

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import logging
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +108,23 @@ def test_listening_takes_a_port_once(host: str) -> None:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--host={host} --port={port}: Address already"):
             listen(HttpConfig(host, port))
+
+
+def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.router.UNREAD_S", 1)
+    with listen(HttpConfig("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+        with client, connection:
+            connection.settimeout(20)
+
+            def send_on() -> None:
+                while True:
+                    connection.send(bytes(2**16))
+
+            with pytest.raises(OSError, match=r"timed out|reset") as raised:
+                send_on()
+            assert raised.value.errno in (errno.ETIMEDOUT, errno.ECONNRESET)
 
 
 async def test_work_that_ends_before_a_signal_gives_its_result() -> None:

@@ -137,11 +137,12 @@ def test_a_worker_that_is_killed_in_a_transfer_leaves_nothing_and_is_used_again(
     if victim == "prefill":
         kill(workers["decode"].pid, signal.SIGCONT)
     workers[victim].stop(signal.SIGKILL)
-    assert request.end(timeout_s=2).status_code in (200, 500, 503)
     (other,) = workers.keys() - {victim}
     wait_until(lambda: blocks(other)["free"] == blocks(other)["total"], "its blocks are free", 2)
     start(victim)
-    wait_until(lambda: get(url, "/ping").status_code == 200, "the new one is known")
+    answer = request.end(timeout_s=30)  # it has waited for the new one
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["token_ids"] == expected_tokens(Request.PROMPT, 5)
     assert complete(url, PROMPT, 5) == expected_tokens(PROMPT, 5)
     for role in addresses:
-        wait_until(lambda role=role: completed(role) == 2, "both are counted", 2)
+        wait_until(lambda role=role: completed(role) >= 2, "both are counted", 2)

@@ -127,6 +127,7 @@ def test_tokens_come_back(tokens: tuple[int, ...]) -> None:
         st.sampled_from([Role.PREFILL, Role.DECODE, COLOCATED]),
         st.builds(ModelLimits, st.text(max_size=9), U32, U32, U32, U32, U32, st.frozensets(U32)),
         st.lists(st.text(max_size=20), max_size=3).map(tuple),
+        st.sampled_from([Role(0), Role.PREFILL]),
     )
 )
 def test_a_welcome_comes_back(info: WorkerInfo) -> None:
@@ -284,10 +285,10 @@ def test_another_version_is_refused() -> None:
         codec.decode_welcome(welcome)
 
 
-@pytest.mark.parametrize("roles", [0, 4])
-def test_a_welcome_without_roles_is_refused(roles: int) -> None:
-    with pytest.raises(WireError, match="roles"):
-        codec.decode_welcome(wire.Welcome(protocol_version=1, roles=roles))
+@pytest.mark.parametrize(("roles", "spare"), [(0, 0), (4, 0), (2, 4)])
+def test_a_welcome_with_roles_that_are_none_is_refused(roles: int, spare: int) -> None:
+    with pytest.raises(WireError, match="are no roles"):
+        codec.decode_welcome(wire.Welcome(protocol_version=1, roles=roles, spare_roles=spare))
 
 
 def test_log_probabilities_must_match_the_tokens() -> None:

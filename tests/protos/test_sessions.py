@@ -236,7 +236,7 @@ async def test_nothing_of_an_older_session_counts_in_a_new_one() -> None:
             mine.heard.opened = lambda session: seen.append((session.draining, session.load))
             async with listening(address, SessionServer(INFO, worker).handler()):
                 await eventually(lambda: bool(seen))
-            assert seen == [(False, Load(free_blocks=INFO.limits.num_blocks))]
+            assert seen == [(False, worker.told)]
         finally:
             await mine.close()
 
@@ -270,8 +270,14 @@ async def test_transfers_are_told_when_they_have_changed(monkeypatch: pytest.Mon
             assert late.heard.updates[0].transfers == one
 
 
-async def silent(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+async def greet(context: grpc.aio.ServicerContext) -> None:
+    """What opens a session: the welcome and a first load."""
     await context.write(wire.Up(welcome=encode_welcome(INFO)).SerializeToString())
+    await context.write(wire.Up(step=wire.Step(load=wire.Load())).SerializeToString())
+
+
+async def silent(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    await greet(context)
     await asyncio.Event().wait()
 
 
@@ -304,7 +310,7 @@ async def test_a_silent_worker_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_a_worker_that_talks_nonsense_is_lost(nonsense: wire.Up) -> None:
     async def talk(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        await context.write(wire.Up(welcome=encode_welcome(INFO)).SerializeToString())
+        await greet(context)
         await context.write(nonsense.SerializeToString())
         await asyncio.Event().wait()
 
@@ -337,6 +343,34 @@ async def test_a_hung_step_is_a_lost_worker() -> None:
         worker.told = Load(step_age_s=session_client.STEP_AGE_LIMIT_S + 1)
         await eventually(lambda: bool(mine.heard.losses))
         assert "a step has been running for 301 s" in mine.heard.losses[0]
+        worker.told = Load(step_age_s=1.0)  # it does not open before
+        await mine.opened(2)
+        assert mine.session.load == worker.told
+        assert len(mine.heard.losses) == 1
+
+
+async def test_routers_are_told_at_once_that_a_worker_drains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_server, "LOAD_INTERVAL_S", 60.0)
+    async with serving() as (address, _, sessions), router(address) as mine:
+        await eventually(lambda: bool(mine.heard.updates))
+        sessions.drain()
+        await eventually(lambda: mine.session.draining)
+        await eventually(lambda: not sessions.unsent)
+        sessions.close()
+        await eventually(lambda: mine.heard.losses == ["it has drained"])
+
+
+async def test_what_a_router_has_not_been_told_yet_is_unsent() -> None:
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        mine.session.start(order("a"))
+        await eventually(lambda: worker.started == [order("a")])
+        await eventually(lambda: not sessions.unsent)
+        sessions.tokens(delta("a", 0, 5))
+        assert sessions.unsent
+        await eventually(lambda: mine.heard.items("deltas") == [delta("a", 0, 5)])
+        assert not sessions.unsent
 
 
 async def test_a_draining_worker_rejects_and_ends_what_it_has() -> None:

@@ -67,6 +67,10 @@ class ScriptedGenerator:
         self.ready = True
         self.calls: list[Call] = []
 
+    @property
+    def accepting(self) -> bool:
+        return self.ready
+
     def health(self) -> dict[str, Any]:
         return {"ready": self.ready, "workers": []}
 

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from kvtransfer import Chunk, Fetch
-from tests.services.deployment import Deployment, Member
+from kvtransfer.protocol import State
+from tests.services.deployment import Deployment, Member, eventually
 
-POINTS = ("before the claim", "after the admission", "amid the chunks", "before done")
+POINTS = {
+    "before the claim": State.CONNECTED,
+    "before the admission": State.CLAIMED,
+    "after the admission": State.ADMITTED,
+    "amid the chunks": State.STREAMING,
+    "before done": State.ENDED,
+}
+"""Point → the state in which the transfer stands there."""
 
 
 class Point:
@@ -22,6 +30,7 @@ class Point:
         self._go = asyncio.Event()
         hold = {
             "before the claim": self._hold_connections,
+            "before the admission": self._hold_prefills,
             "after the admission": self._hold_reservations,
             "amid the chunks": self._hold_reads,
             "before done": self._hold_done,
@@ -45,6 +54,24 @@ class Point:
         if not self._reached.is_set():
             self._reached.set()
             await self._go.wait()
+
+    def _hold_prefills(self, members: Sequence[Member], _: pytest.MonkeyPatch) -> None:
+        """Engines tell of an admission at the end of its first step."""
+        for member in members:
+            member.runner.shut()
+
+        def stands(member: Member) -> bool:
+            claimed = any(s.state is State.CLAIMED for s in member.source._sessions)
+            return claimed and member.runner.held
+
+        async def hold() -> None:
+            await eventually(lambda: any(stands(member) for member in members))
+            self._reached.set()
+            await self._go.wait()
+            for member in members:
+                member.runner.open()
+
+        self._holding = asyncio.create_task(hold())
 
     def _hold_connections(self, members: Sequence[Member], patch: pytest.MonkeyPatch) -> None:
         for member in members:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from engine.types import (
+    COLOCATED,
     AttemptId,
     Failure,
     FailureCode,
@@ -22,8 +25,8 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router import dispatch
-from router.dispatch import Dispatcher
-from router.errors import BadRequest, GenerationFailed, Overloaded, Unavailable
+from router.dispatch import MAX_LOST_ATTEMPTS, MAX_UNREAD_TOKENS, Dispatcher
+from router.errors import BadRequest, GenerationFailed, Overloaded, ReaderTooSlow, Unavailable
 from tests.services.deployment import eventually
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
@@ -38,6 +41,9 @@ class FakeWorker:
     load: Load = field(default_factory=lambda: Load(free_blocks=100))
     prefill_tokens: int = 0
     sequences: int = 0
+    draining: bool = False
+    model: str = "m"
+    spare: bool = False
 
     @property
     def address(self) -> str:
@@ -45,7 +51,8 @@ class FakeWorker:
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(1, self.roles, LIMITS, (f"grpc://{self.name}:1",))
+        limits = dataclasses.replace(LIMITS, fingerprint=self.model)
+        return WorkerInfo(1, self.roles, limits, (f"grpc://{self.name}:1",))
 
     def start(self, order: StartOrder) -> None:
         self.orders.append(order)
@@ -58,9 +65,28 @@ class FakePool:
     def __init__(self, *workers: FakeWorker) -> None:
         self.workers = list(workers)
         self.limits = LIMITS
+        self.complete = True
+        self.was_complete = True
+        self.closing = False
+        self._changed = asyncio.Event()
+
+    def change(self, *workers: FakeWorker) -> None:
+        """These are there now."""
+        self.workers = list(workers)
+        self._changed.set()
+
+    async def wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def listen(self, listener: Dispatcher) -> None:
         self.listener = listener
+
+    def standing_in(self) -> list[FakeWorker]:
+        return [worker for worker in self.workers if worker.spare]
+
+    def describe(self) -> list[dict[str, Any]]:
+        return []
 
     def with_roles(self, roles: Role) -> list[FakeWorker]:
         return [worker for worker in self.workers if worker.roles == roles]
@@ -69,11 +95,11 @@ class FakePool:
 class Scene:
     """A dispatcher, one prefill and one decode worker, and one request."""
 
-    def __init__(self, *more: FakeWorker, max_tokens: int = 3) -> None:
+    def __init__(self, *more: FakeWorker, max_tokens: int = 3, worker_wait_s: float = 0.0) -> None:
         self.prefill = FakeWorker("p", Role.PREFILL)
         self.decode = FakeWorker("d", Role.DECODE)
         self.pool = FakePool(self.prefill, self.decode, *more)
-        self.dispatcher = Dispatcher(self.pool, 1)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, 1, worker_wait_s)  # type: ignore[arg-type]
         sampling = SamplingParams(max_tokens=max_tokens, seed=99)
         self.stream: AsyncGenerator[TokenDelta, None]
         self.stream = self.dispatcher.generate((1, 2), sampling, request_id="r")
@@ -247,25 +273,25 @@ async def test_a_rejected_attempt_goes_to_another_and_is_not_a_lost_one() -> Non
 
 
 @pytest.mark.parametrize("code", [FailureCode.INTERNAL, FailureCode.TRANSFER])
-async def test_three_lost_attempts_are_an_error(
+async def test_so_many_lost_attempts_in_a_row_are_an_error(
     code: FailureCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "TRANSFER_GRACE_S", 0.001)
     scene = Scene()
     asking = await scene.ask()
-    for number in range(3):
+    for number in range(MAX_LOST_ATTEMPTS):
         await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
         scene.tell(scene.decode, Failure(attempt(number), code, f"no {number}"))
-    with pytest.raises(GenerationFailed, match="no 2"):
+    with pytest.raises(GenerationFailed, match=f"no {MAX_LOST_ATTEMPTS - 1}"):
         await asyncio.wait_for(asking, 1)
     assert scene.whole()
-    assert scene.prefill.aborted == [attempt(n) for n in range(3)]
+    assert scene.prefill.aborted == [attempt(n) for n in range(MAX_LOST_ATTEMPTS)]
 
 
 async def test_an_attempt_that_made_progress_begins_a_new_row_of_lost_ones() -> None:
-    scene = Scene(max_tokens=9)
+    scene = Scene(max_tokens=19)
     asking = await scene.ask()
-    for number in range(3):  # two tokens each, then the loss
+    for number in range(MAX_LOST_ATTEMPTS):  # two tokens each, then the loss
         await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
         scene.tell(scene.prefill, delta(number, 2 * number, 5))
         scene.tell(scene.decode, delta(number, 2 * number + 1, 6))
@@ -273,8 +299,10 @@ async def test_an_attempt_that_made_progress_begins_a_new_row_of_lost_ones() -> 
         assert (await anext(scene.stream)).tokens == (6,)
         asking = await scene.ask()
         scene.tell(scene.decode, Failure(attempt(number), FailureCode.INTERNAL, "why"))
-    await eventually(lambda: len(scene.decode.orders) == 4)
-    scene.tell(scene.prefill, delta(3, 6, 7, finish=FinishReason.STOP))
+    await eventually(lambda: len(scene.decode.orders) == MAX_LOST_ATTEMPTS + 1)
+    scene.tell(
+        scene.prefill, delta(MAX_LOST_ATTEMPTS, 2 * MAX_LOST_ATTEMPTS, 7, finish=FinishReason.STOP)
+    )
     assert (await asking).tokens == (7,)
     assert scene.whole()
 
@@ -283,13 +311,13 @@ async def test_a_first_token_alone_is_no_progress() -> None:
     """A decode worker that always fails must not cost a prefill for every token."""
     scene = Scene(max_tokens=9)
     asking = await scene.ask()
-    for number in range(3):
+    for number in range(MAX_LOST_ATTEMPTS):
         await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
         scene.tell(scene.prefill, delta(number, number, 5))
         assert (await asking).tokens == (5,)
         asking = await scene.ask()
         scene.tell(scene.decode, Failure(attempt(number), FailureCode.INTERNAL, f"no {number}"))
-    with pytest.raises(GenerationFailed, match="no 2"):
+    with pytest.raises(GenerationFailed, match=f"no {MAX_LOST_ATTEMPTS - 1}"):
         await asking
     assert scene.whole()
 
@@ -307,6 +335,170 @@ async def test_the_role_that_is_missing_is_named(there: str, message: str) -> No
     scene.pool.workers = [w for w in (scene.prefill, scene.decode) if w.name == there]
     with pytest.raises(Unavailable, match=message):
         await anext(scene.stream)
+
+
+async def test_a_request_waits_for_a_worker_to_come_back() -> None:
+    scene = Scene(worker_wait_s=5)
+    scene.pool.change(scene.prefill)
+    asking = await scene.ask()
+    await eventually(lambda: scene.dispatcher.health()["waiting_for_workers"] == 1)
+    scene.pool.change()  # news, but no good one
+    scene.pool.change(scene.prefill, scene.decode)
+    await eventually(lambda: len(scene.decode.orders) == 1)
+    assert scene.dispatcher.health()["waiting_for_workers"] == 0
+    scene.tell(scene.prefill, delta(0, 0, 5, finish=FinishReason.STOP))
+    assert (await asking).tokens == (5,)
+    assert scene.whole()
+
+
+async def test_a_stream_waits_for_a_worker_to_come_back() -> None:
+    scene = Scene(worker_wait_s=5)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.pool.change(scene.prefill)
+    scene.dispatcher.lost(scene.decode, "it died")  # type: ignore[arg-type]
+    await eventually(lambda: scene.dispatcher.health()["waiting_for_workers"] == 1)
+    scene.pool.change(scene.prefill, scene.decode)
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    scene.tell(scene.prefill, delta(1, 1, 6))
+    assert (await asking).tokens == (6,)
+    await scene.stream.aclose()
+    assert scene.whole()
+
+
+async def test_a_decode_worker_stands_in_while_no_prefill_worker_is_left() -> None:
+    scene = Scene(max_tokens=9)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.decode.spare = True
+    scene.pool.change(scene.decode)
+    scene.dispatcher.lost(scene.prefill, "it died")  # type: ignore[arg-type]
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    order = scene.decode.orders[1]
+    assert (order.roles, order.transfer_id, order.sequences[0].output) == (COLOCATED, b"", (5,))
+    scene.tell(scene.decode, delta(1, 1, 6), delta(1, 2, 7, finish=FinishReason.STOP))
+    assert (await asking).tokens == (6,)
+    assert (await anext(scene.stream)).tokens == (7,)
+    scene.pool.change(scene.prefill, scene.decode)
+    assert scene.whole()
+
+    scene.stream = scene.dispatcher.generate((1, 2), SamplingParams(), request_id="s")
+    asking = await scene.ask()
+    assert scene.decode.orders[2].roles == Role.DECODE, "it does so only while there is none"
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert scene.whole()
+
+
+async def test_waiting_for_a_worker_has_an_end() -> None:
+    scene = Scene(worker_wait_s=0.02)
+    scene.pool.change(scene.prefill)
+    with pytest.raises(Unavailable, match="no decode worker is ready"):
+        await asyncio.wait_for(anext(scene.stream), 2)
+    assert scene.dispatcher.health()["waiting_for_workers"] == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    scene = Scene(worker_wait_s=5)
+    scene.pool.change()
+    asking = await scene.ask()
+    await eventually(lambda: scene.dispatcher.health()["waiting_for_workers"] == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    health = scene.dispatcher.health()
+    assert (health["requests"], health["waiting_for_workers"]) == (0, 0)
+    await asyncio.wait_for(scene.dispatcher.wait_until_idle(), 1)
+
+
+async def test_nobody_waits_for_workers_of_a_router_that_ends() -> None:
+    scene = Scene(worker_wait_s=5)
+    scene.pool.change()
+    asking = await scene.ask()
+    await eventually(lambda: scene.dispatcher.health()["waiting_for_workers"] == 1)
+    scene.pool.closing = True
+    scene.pool.change()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(asking, 1)
+
+
+async def test_a_worker_with_another_model_does_not_go_on_with_a_stream() -> None:
+    scene = Scene()
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.prefill.model = scene.decode.model = "another"
+    scene.dispatcher.lost(scene.decode, "it died")  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="another model"):
+        await asking
+    assert scene.whole()
+
+
+async def test_a_stream_waits_for_room_where_a_new_request_is_refused() -> None:
+    scene = Scene(worker_wait_s=5)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.dispatcher.lost(scene.decode, "it died")  # type: ignore[arg-type]
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    scene.tell(scene.decode, RejectedAttempt(attempt(1), "full"))
+    await eventually(lambda: len(scene.decode.orders) == 3)
+    scene.tell(scene.prefill, delta(2, 1, 6))
+    assert (await asking).tokens == (6,)
+    await scene.stream.aclose()
+
+    fresh = Scene(worker_wait_s=5)
+    asking = await fresh.ask()
+    fresh.tell(fresh.decode, RejectedAttempt(attempt(), "full"))
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(asking, 1)
+
+
+async def test_what_a_draining_worker_leaves_is_no_lost_attempt() -> None:
+    scene = Scene(max_tokens=9)
+    asking = await scene.ask()
+    for number in range(MAX_LOST_ATTEMPTS + 1):
+        await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
+        scene.decode.draining = True
+        scene.dispatcher.lost(scene.decode, "it has drained")  # type: ignore[arg-type]
+    await eventually(lambda: len(scene.decode.orders) == MAX_LOST_ATTEMPTS + 2)
+    scene.tell(scene.prefill, delta(MAX_LOST_ATTEMPTS + 1, 0, 5, finish=FinishReason.STOP))
+    assert (await asking).tokens == (5,)
+    assert scene.whole()
+
+
+async def test_requests_are_taken_while_a_worker_is_waited_for_and_not_before_all_were_there() -> (
+    None
+):
+    scene = Scene(worker_wait_s=5)
+    dispatcher = scene.dispatcher
+    scene.pool.complete = scene.pool.was_complete = False
+    assert not dispatcher.accepting
+    scene.pool.was_complete = True
+    assert (dispatcher.ready, dispatcher.accepting) == (False, True)
+    dispatcher.drain()
+    assert not dispatcher.accepting
+
+
+async def test_a_client_that_does_not_read_is_given_up_and_its_workers_are_told() -> None:
+    scene = Scene(max_tokens=10 * MAX_UNREAD_TOKENS)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking  # and then no more
+    for index in range(1, MAX_UNREAD_TOKENS + 1):
+        scene.tell(scene.decode, delta(0, index, 6))
+    assert not scene.decode.aborted
+    scene.tell(scene.decode, delta(0, MAX_UNREAD_TOKENS + 1, 6))
+    assert scene.prefill.aborted == scene.decode.aborted == [attempt()]
+    with pytest.raises(ReaderTooSlow, match="8193 tokens"):
+        await anext(scene.stream)
+    assert scene.whole()
+    assert scene.dispatcher.health()["requests"] == 0
 
 
 async def test_prefill_counts_no_more_once_decode_has_gone_on() -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from deploy.roster import PlannedWorker
+from deploy.signals import Stop
 from deploy.worker import CLOSE_S, run_workers
 from engine.events import Add
 from engine.plan import ExportKV, ImportKV, StepOutcome, StepPlan
 from engine.types import COLOCATED, AttemptId, SamplingParams, SequenceId, SequenceRequest
 from kvtransfer.protocol import State
 from protos.codec import StartOrder
+from router.dispatch import MAX_LOST_ATTEMPTS
 from router.errors import GenerationFailed, Unavailable
 from settings.config import EngineConfig, ModelConfig, WorkerConfig
 from tests.services.client import ERROR_WITHIN_S, PROMPT, Client
@@ -203,7 +205,7 @@ async def test_a_step_that_goes_on_does_not_hold_up_the_end(
 ) -> None:
     built = build(num_blocks=64, step_s=0.0)
     monkeypatch.setattr("deploy.worker._load", lambda *_: [built])
-    stop = asyncio.Event()
+    stop = Stop()
     built.runner.shut()
     with tempfile.TemporaryDirectory(prefix="hs-") as folder:
         config = WorkerConfig(
@@ -215,7 +217,8 @@ async def test_a_step_that_goes_on_does_not_hold_up_the_end(
         sequence = SequenceId(AttemptId("request", 0), 0)
         built.engine.submit(Add(SequenceRequest(sequence, COLOCATED, PROMPT, SamplingParams())))
         await eventually(lambda: built.runner.held)
-        stop.set()
+        stop.ask()
+        stop.ask()  # no grace for what runs
         await asyncio.wait_for(running, CLOSE_S + 1)
         assert os.listdir(folder) == []
     built.runner.open()
@@ -317,5 +320,5 @@ async def test_losing_every_attempt_is_an_error_and_not_an_endless_loop() -> Non
         served["prefill-0"].source.read = broken
         client = Client(served)
         await client.is_told(GenerationFailed)
-        assert len(set(tried)) == 3
+        assert len(set(tried)) == MAX_LOST_ATTEMPTS
         await served.until_idle()

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from engine.types import COLOCATED, Load, ModelLimits
 from protos.codec import WorkerInfo
 from protos.session_server import SessionServer
-from router.workers import WorkerPool
+from router.metrics import RouterMetrics
+from router.workers import Supervision, WorkerPool
 from tests.protos.sessions import ScriptedWorker, eventually, listening, socket_address
 
 INFO = WorkerInfo(7, COLOCATED, ModelLimits("m", 97, 64, 4, 50, 4), ())
@@ -72,6 +73,34 @@ async def test_it_is_let_in_when_the_last_of_the_first_model_is_lost() -> None:
             await eventually(lambda: states(pool) == ["unreachable", "ready"])
             assert pool.limits == OTHER.limits
             assert pool.complete
+        await eventually(lambda: states(pool) == ["unreachable", "unreachable"])
+        assert pool.limits == OTHER.limits, "the last that were known"
+        assert (pool.complete, pool.was_complete) == (False, True)
+
+
+async def test_what_a_supervisor_tells_of_workers_is_shown() -> None:
+    async with socket_address() as first, socket_address() as second:
+        heard: list[tuple[str, bool]] = []
+        pool = WorkerPool([first, second], lambda _: None)
+        pool.observe(lambda address, is_open: heard.append((address, is_open)))
+        pool.supervised(first, Supervision(restarts=3))
+        pool.supervised(second, Supervision(restarts=4, given_up=True))
+        metrics = RouterMetrics("m")
+        metrics.export_workers(pool)
+        pool.open()
+        try:
+            async with worker(first, INFO, Load()):
+                await eventually(lambda: states(pool) == ["ready", "given up"])
+                assert [each["restarts"] for each in pool.describe()] == [3, 4]
+                lines = metrics.render().decode().splitlines()
+                labels = 'engine="0",model_name="m"'
+                assert f'hexserve:workers{{{labels},state="given up"}} 1.0' in lines
+                assert f'hexserve:workers{{{labels},state="ready"}} 1.0' in lines
+                assert f"hexserve:worker_restarts_total{{{labels}}} 7.0" in lines
+            await eventually(lambda: heard == [(first, True), (first, False)])
+            assert states(pool) == ["unreachable", "given up"]
+        finally:
+            await pool.close()
 
 
 async def test_the_load_of_all_workers_is_their_sum() -> None:

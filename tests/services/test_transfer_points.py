@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from kvtransfer.protocol import State
 from router.errors import GenerationFailed, Unavailable
 from tests.services.client import ERROR_WITHIN_S, Client
 from tests.services.deployment import (
@@ -36,6 +37,10 @@ def blocks_in_health(served: Deployment) -> list[tuple[int, int]]:
 
 def all_free(served: Deployment) -> bool:
     return all(free == total for free, total in blocks_in_health(served))
+
+
+def test_every_state_that_a_transfer_can_be_lost_in_has_a_point() -> None:
+    assert set(POINTS.values()) == {state for state in State if not state.over}
 
 
 @by_each_transport

@@ -16,7 +16,7 @@ from settings.command_line import (
     threads_config,
     worker_config,
 )
-from settings.config import HttpConfig, ServeConfig, Topology
+from settings.config import HttpConfig, LifeConfig, ServeConfig, Topology
 from settings.environment import read_environment
 from settings.errors import ConfigError
 
@@ -31,6 +31,21 @@ def serve(
 def http(*arguments: str, as_hex_llm: bool = False, **variables: str) -> tuple[str, int]:
     config = serve(*arguments, as_hex_llm=as_hex_llm, **variables).http
     return config.host, config.port
+
+
+def test_each_process_is_told_of_life_what_concerns_it() -> None:
+    drain, wait, limit = "--drain_timeout_s=3", "--worker_wait_s=4", "--step_limit_s=5"
+    environment = read_environment({})
+    config, worker_flags = serve_config([drain, wait, limit, "--model=m"], environment)
+    assert config.life == LifeConfig(drain_timeout_s=3, worker_wait_s=4, step_limit_s=5)
+    assert {drain, limit} <= {flag.replace(".0", "") for flag in worker_flags}
+    assert not any("worker_wait_s" in flag for flag in worker_flags)
+    router = router_config([drain, wait, "--workers=h:1", "--model=m"], environment)
+    assert router.life == LifeConfig(drain_timeout_s=3, worker_wait_s=4)
+    worker = worker_config([*worker_flags, "--model=m", "--address=h:1"], environment, "w")
+    assert worker.life == LifeConfig(drain_timeout_s=3, step_limit_s=5)
+    with pytest.raises(ConfigError, match="step_limit_s"):
+        router_config([limit, "--workers=h:1", "--model=m"], environment)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from settings.flags import Flag
 GROUPS = (
     flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING,
     flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER,
-    flags.DEMO,
+    flags.DEMO, flags.LIFE, flags.WORKER_LIFE, flags.ROUTING,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -52,6 +52,8 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "max_queued_requests": ("7", 7), "address": ("unix:/a/b", "unix:/a/b"),
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),
     "max_exported_fraction": ("0.25", 0.25), "jax_profile_dir": ("/p", "/p"),
+    "drain_timeout_s": ("0", 0.0), "worker_wait_s": ("2.5", 2.5), "step_limit_s": ("60", 60.0),
+    "restart_wait_s": ("0.1", 0.1),
     "api_key": ("a, b", ("a", "b")), "api_key_file": ("/k", "/k"),
     "allowed_origins": ("https://a, *", ("https://a", "*")),
     "ssl_certfile": ("/c", "/c"), "ssl_keyfile": ("/k", "/k"),
@@ -141,6 +143,11 @@ def test_what_is_not_there_yet_is_refused_by_name(argument: str, shown: str) -> 
     ("argument", "wanted"),
     [
         ("--max_model_len=0", "at least 1"),
+        ("--drain_timeout_s=-1", "from 0 to 86400"),
+        ("--worker_wait_s=nan", "from 0 to 86400"),
+        ("--step_limit_s=soon", "seconds are wanted"),
+        ("--step_limit_s=0.5", "1 to 300"),
+        ("--step_limit_s=301", "1 to 300"),
         ("--max_model_len=-5", "at least 1"),
         ("--num_blocks=many", "'many': a whole number"),
         ("--num_blocks=1.5", "'1.5': a whole number"),
