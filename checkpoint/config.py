@@ -66,9 +66,11 @@ def read_config(folder: Path, generation_config: str = "auto") -> CheckpointConf
     generation_path = folder / GENERATION_FILE
     wanted = generation_config != "ignore" and generation_path.is_file()
     generation = read_object(generation_path) if wanted else {}
-    # A model of text and images says in text_config what its text part is.
+    # A model of text and images says in text_config what its text part is; what is null there
+    # may be said around it.
     text = raw.get("text_config")
-    values = raw | text if isinstance(text, dict) else raw
+    said = text.items() if isinstance(text, dict) else ()
+    values = raw | {name: value for name, value in said if value is not None}
     values = _UNSAID.get(str(values.get("model_type")), {}) | values
 
     vocab_size = _positive(values, "vocab_size", path)

@@ -49,6 +49,13 @@ def test_eos_ids_are_those_of_both_files(
     assert read_config(folder).eos_token_ids == expected
 
 
+def test_what_is_null_in_the_text_part_is_said_around_it(tmp_path: Path) -> None:
+    text = {"vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": None, "dtype": None}
+    config = {"model_type": "a", "text_config": text, "eos_token_id": [1, 9], "dtype": "bfloat16"}
+    read = read_config(write(tmp_path, config))
+    assert (read.eos_token_ids, read.dtype) == ((1, 9), "bfloat16")
+
+
 def test_generation_defaults(tmp_path: Path) -> None:
     generation = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "do_sample": True}
     folder = write(tmp_path, CONFIG, generation)
