@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,8 @@ class Fields:
 
     def number(self, name: str, default: float = _REQUIRED) -> float:
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:  # JSON as Python reads it has NaN
             raise UnsupportedModel(f"config.json: {name}={value!r} is not a positive number")
         return float(value)
 

@@ -1,5 +1,5 @@
-"""config.json's rotary embeddings, in both spellings: rope_parameters, or rope_theta beside
-rope_scaling."""
+"""config.json's rotary embeddings, in both spellings: all in rope_parameters, or rope_theta beside
+rope_scaling (which may hold all as well, and is then what transformers takes)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rope_of(fields: Fields, head_dim: int, theta: float = 10000.0) -> Rope:
     Raises:
         UnsupportedModel: names the field.
     """
-    parameters = fields.part("rope_parameters") or Fields({})
+    parameters = fields.part("rope_scaling") or fields.part("rope_parameters") or Fields({})
     share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     width = int(head_dim * share)
     if share > 1 or width % 2 or not width:
@@ -33,7 +33,7 @@ def rope_of(fields: Fields, head_dim: int, theta: float = 10000.0) -> Rope:
             f"config.json: partial_rotary_factor={share} of head_dim={head_dim} is no even part"
         )
     theta = parameters.number("rope_theta", fields.number("rope_theta", theta))
-    return Rope(theta, width, scaling_of(fields.part("rope_scaling") or parameters, fields, width))
+    return Rope(theta, width, scaling_of(parameters, fields, width))
 
 
 def scaling_of(scaling: Fields, fields: Fields, width: int) -> Scaling | None:

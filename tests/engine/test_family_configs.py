@@ -121,6 +121,21 @@ def test_the_text_part_of_a_multimodal_model() -> None:
     assert traits.score_scale == 256**-0.5
 
 
+def test_the_text_part_says_what_decoder_it_is() -> None:
+    mistral = {"model_type": "mistral3", "text_config": VARIANTS["mistral"]}
+    assert traits_of(mistral) == traits_of(VARIANTS["mistral"])
+    other = VARIANTS["mistral"] | {"model_type": "ministral3"}
+    with pytest.raises(UnsupportedModel, match=r"text_config\.model_type='ministral3' is not"):
+        traits_of({"model_type": "mistral3", "text_config": other})
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_all_of_a_rope_in_one_object(name: str) -> None:
+    said = {"type": "linear", "factor": 2.0, "rope_theta": 77.0, "partial_rotary_factor": 0.5}
+    config = changed(VARIANTS["mistral"], rope_theta=None) | {"head_dim": 16, name: said}
+    assert traits_of(config).ropes == (Rope(77.0, 8, LinearScaling(2.0)),)
+
+
 def test_the_newer_spelling_of_ropes_by_layer() -> None:
     config = changed(VARIANTS["gemma3"], rope_theta=None, rope_scaling=None) | {
         "rope_parameters": {
@@ -200,6 +215,7 @@ def test_queries_grow_in_steps_of_the_floor() -> None:
             "short_factor='a' is not a positive number",
         ),
         ("qwen2_yarn", {"rope_scaling": {"type": "yarn"}}, "the field 'factor' is missing"),
+        ("mistral", {"rope_theta": math.nan}, "rope_theta=nan is not a positive number"),
         ("mistral", {"sliding_window": 0}, "sliding_window=0 is not a positive integer"),
     ],
 )

@@ -86,15 +86,24 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
         UnsupportedModel: unknown model_type, or a field that is missing, wrong or asks for
             something not computed here; the message names it.
     """
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise UnsupportedModel(
-            f"config.json: model_type={model_type!r} is not supported "
-            f"(supported: {', '.join(sorted(FAMILIES))})"
-        )
     fields = Fields(config)
+    family = _family(fields, "model_type")
     text = fields.part("text_config") or fields
+    if text.raw("model_type") is not None:
+        # mistral3 is around Mistral in some releases, around another decoder in others.
+        family = _family(text, "text_config.model_type")
     if config.get("quantization_config") or text.raw("quantization_config"):
         raise UnsupportedModel("config.json: quantization_config is not supported yet")
     return family.traits(text)
+
+
+def _family(fields: Fields, name: str) -> Family:
+    """What the model_type of `fields` is; `name` is for the message."""
+    model_type = fields.raw("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise UnsupportedModel(
+            f"config.json: {name}={model_type!r} is not supported "
+            f"(supported: {', '.join(sorted(FAMILIES))})"
+        )
+    return family
