@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from settings import flags, http_flags
+from settings import flags, http_flags, model_flags
 from settings.api_keys import read_api_keys
 from settings.config import (
     ChatConfig,
@@ -23,16 +23,17 @@ from settings.environment import Environment
 from settings.errors import ConfigError
 
 SHARED = (
-    flags.MODEL, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING, flags.LIFE,
-    flags.WORKER_LIFE,
+    model_flags.MODEL, model_flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING,
+    flags.LIFE, flags.WORKER_LIFE,
 )  # fmt: skip
 """The groups that a launcher hands on to its workers."""
 _SERVE = (
-    *SHARED, flags.ROUTING, flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP,
+    *SHARED, flags.ROUTING, model_flags.API, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP,
     flags.LOGGING,
 )  # fmt: skip
 _ROUTER = (
-    flags.MODEL, flags.API, flags.ROUTER, flags.ROUTING, flags.LIFE, http_flags.HTTP, flags.LOGGING
+    model_flags.MODEL, model_flags.API, flags.ROUTER, flags.ROUTING, flags.LIFE, http_flags.HTTP,
+    flags.LOGGING,
 )  # fmt: skip
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 

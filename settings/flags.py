@@ -1,4 +1,4 @@
-"""The table of flags; those of HTTP are in settings/http_flags.py.
+"""The table of flags; those of the model are in settings/model_flags.py, of HTTP in http_flags.py.
 
 Names may be written with - or _ on the command line.
 """
@@ -57,76 +57,10 @@ class Group:
     flags: tuple[Flag, ...]
 
 
-def _switch(name: str, help: str, default: bool, supported: tuple[bool, ...] = ()) -> Flag:
+def switch(name: str, help: str, default: bool, supported: tuple[bool, ...] = ()) -> Flag:
+    """A flag that is on or off."""
     return Flag(name, help, None, default, supported=supported)
 
-
-MODEL = Group(
-    "model",
-    (
-        Flag(
-            "model",
-            "Hugging Face model id, gs://bucket/folder, local folder, `demo`, or `fake` (no "
-            "arithmetic: for tests)",
-        ),
-        Flag("revision", "revision of a Hugging Face model id"),
-        _switch(
-            "trust_remote_code",
-            "taken for old command lines: code from a repository is never run, and a model that "
-            "needs it is refused",
-            False,
-        ),
-        Flag(
-            "generation_config",
-            "auto takes default sampling and further end tokens from the model's "
-            "generation_config.json, ignore does not",
-            default="auto", choices=("auto", "ignore"),
-        ),
-        Flag("seed", "seeds every generator", to_seed, 0),
-    ),
-)  # fmt: skip
-
-API = Group(
-    "API",
-    (
-        Flag("served_model_name", "name of the model in the API (default: --model)"),
-        Flag("tokenizer", "the tokenizer's model id or folder (default: the model's)"),
-        Flag(
-            "tokenizer_mode",
-            "auto takes tokenizer.json where there is one, slow the original tokenizer.model",
-            default="auto", choices=("auto", "slow"),
-        ),
-    ),
-)  # fmt: skip
-
-WEIGHTS = Group(
-    "weights and context",
-    (
-        Flag(
-            "load_format", "auto, or dummy for random weights", default="auto",
-            choices=("auto", "dummy"),
-        ),
-        Flag(
-            "dtype",
-            "of weights and activations; auto is the checkpoint's, on CPU float32",
-            default="auto",
-            choices=("auto", "float32", "bfloat16", "float16"),
-        ),
-        Flag(
-            "quantization",
-            "of the weights, when they are loaded: int8 has a scale for each output",
-            default="none",
-            choices=("none", "int8"),
-        ),
-        Flag(
-            "max_model_len", "most tokens of prompt and output (default: config.json)", to_positive
-        ),
-        Flag(
-            "sliding_window", "tokens that layers with a window see (default: config.json)",
-            to_positive,
-        ),
-    ),
-)  # fmt: skip
 
 ENGINE = Group(
     "engine of each worker",
@@ -140,8 +74,8 @@ ENGINE = Group(
             "kernels", "auto is the platform's own; reference is slow and runs everywhere",
             default="auto", choices=("auto", "reference", "cpu"),
         ),
-        _switch("enable_jit", "compile the programs", True, (True,)),
-        _switch("warmup", "compile everything before the first request", True),
+        switch("enable_jit", "compile the programs", True, (True,)),
+        switch("warmup", "compile everything before the first request", True),
         Flag("max_prefill_seqs", "most sequences prefilled in one step", to_positive, 1),
         Flag("prefill_seqs_padding", "granularity of prompts in a step", to_positive, 8),
         Flag("prefill_len_padding", "granularity of prompt tokens (512; CPU: 64)", to_positive),
@@ -151,8 +85,8 @@ ENGINE = Group(
             "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", to_positive,
             aliases=("max_running_seqs",),
         ),
-        _switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
-        _switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
+        switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
+        switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
         Flag(
             "hbm_utilization_factor",
             "share for KV of the memory left after the weights and what a step takes",
@@ -164,9 +98,9 @@ ENGINE = Group(
             "max_queued_requests", "waiting requests of a worker before it rejects",
             to_positive, 1024,
         ),
-        _switch("enable_lora", "serve LoRA adapters", False, (False,)),
+        switch("enable_lora", "serve LoRA adapters", False, (False,)),
         Flag("max_lora_rank", "largest rank of an adapter", to_positive, 16, supported=(16,)),
-        _switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
+        switch("enable_lora_cache", "keep adapters in memory", True, (True,)),
         Flag(
             "max_num_mem_cached_lora", "adapters kept in memory", to_positive, 16, supported=(16,)
         ),
@@ -217,7 +151,7 @@ LIFE = Group(
 WORKER_LIFE = Group(
     "workers that fail",
     (
-        _switch(
+        switch(
             "decode_may_prefill",
             "decode workers prefill as well while no prefill worker is left; they compile more",
             False,
@@ -266,7 +200,7 @@ DEPLOYMENT = Group(
     ),
 )  # fmt: skip
 
-DEMO = Group("demo", (_switch("once", "end after the answer", False),))
+DEMO = Group("demo", (switch("once", "end after the answer", False),))
 
 LOGGING = Group(
     "logging",
@@ -279,7 +213,7 @@ WORKER = Group(
         Flag("address", "unix:/path or host:port to serve the router and other workers at"),
         Flag("advertise", "host:port at which other workers reach this one (default: --address)"),
         Flag("cpus", "cores to run on, such as 0,1", to_cpus),
-        _switch("exit_with_stdin", "end when standard input closes", False),
+        switch("exit_with_stdin", "end when standard input closes", False),
     ),
 )
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from settings import flags, http_flags
+from settings import flags, http_flags, model_flags
 from settings.errors import ConfigError
 from settings.flags import Flag
 
 GROUPS = (
-    flags.MODEL, flags.API, flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING,
-    flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING, flags.WORKER, flags.ROUTER,
-    flags.DEMO, flags.LIFE, flags.WORKER_LIFE, flags.ROUTING,
+    model_flags.MODEL, model_flags.API, model_flags.WEIGHTS, flags.ENGINE, flags.TRANSFER,
+    flags.PROFILING, flags.TOPOLOGY, flags.DEPLOYMENT, http_flags.HTTP, flags.LOGGING,
+    flags.WORKER, flags.ROUTER, flags.DEMO, flags.LIFE, flags.WORKER_LIFE, flags.ROUTING,
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
