@@ -152,7 +152,8 @@ def _matching(bucket: Any, prefix: str, patterns: Sequence[str], url: str) -> di
     matching = {
         name: _Object(bucket, blob.name, blob.size, blob.generation, blob.crc32c)
         for blob, name in zip(blobs, names, strict=True)
-        if any(fnmatch(name, pattern) for pattern in patterns)
+        # Hidden names are those of the fetching itself, above all GENERATIONS_FILE.
+        if not name.startswith(".") and any(fnmatch(name, pattern) for pattern in patterns)
     }
     if not matching:
         what = f"only {', '.join(sorted(names)[:4])}" if any(names) else "no object begins with it"

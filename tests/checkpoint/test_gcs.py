@@ -50,6 +50,17 @@ def test_the_models_files_are_fetched_and_no_others(gcs: FakeGcs, tmp_path: Path
     assert {p.name for p in folder.iterdir()} - FILES.keys() == {".lock", ".generations.json"}
 
 
+def test_no_object_takes_the_place_of_a_file_of_the_fetching(gcs: FakeGcs, tmp_path: Path) -> None:
+    kept = tmp_path / "gcs" / "models" / "llama" / "kept.safetensors"
+    gcs.put("models", "llama/8b/.generations.json", b'{"../kept.safetensors": 1}')
+    folder = resolve(URL, tmp_path)
+    kept.touch()
+    assert all(name != "llama/8b/.generations.json" for name, _ in gcs.fetched)
+    resolve(URL, tmp_path)
+    assert kept.exists()
+    assert files(folder) == FILES
+
+
 def test_a_whole_bucket_and_a_slash_at_the_end(gcs: FakeGcs, tmp_path: Path) -> None:
     gcs.put("flat", "config.json", b"{}")
     assert files(resolve("gs://flat", tmp_path, weights=False)) == {"config.json": b"{}"}
