@@ -16,6 +16,8 @@ from engine.models.traits import (
     YarnScaling,
 )
 
+_POSITIONS_AT_ONCE = 4096
+
 
 def rope_angles(rope: Rope, positions: int) -> np.ndarray:
     """float32 [positions, rope.width]: cosines of each position's angles, then their sines.
@@ -24,11 +26,17 @@ def rope_angles(rope: Rope, positions: int) -> np.ndarray:
     longest sequence, by which LongRoPE chooses its factors.
     """
     waves = inverse_frequencies(rope, positions)
-    wide = (np.arange(positions, dtype=np.float32)[:, None] * waves).astype(np.float64)
-    table = np.concatenate([np.cos(wide), np.sin(wide)], axis=1)
-    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
-        table *= rope.scaling.attention_factor
-    return table.astype(np.float32)
+    scaling = rope.scaling
+    factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1
+    half = rope.width // 2
+    table = np.empty((positions, rope.width), np.float32)
+    # By pieces: models of millions of positions have tables of gigabytes, in float64 several.
+    for first in range(0, positions, _POSITIONS_AT_ONCE):
+        piece = table[first : first + _POSITIONS_AT_ONCE]
+        numbers = np.arange(first, first + len(piece), dtype=np.float32)
+        wide = (numbers[:, None] * waves).astype(np.float64)
+        piece[:, :half], piece[:, half:] = np.cos(wide) * factor, np.sin(wide) * factor
+    return table
 
 
 def has_long_factors(traits: Traits, positions: int) -> bool:

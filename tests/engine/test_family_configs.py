@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,17 @@ def test_longrope_takes_its_factors_by_the_longest_sequence() -> None:
     traits = traits_of(VARIANTS["phi3_longrope"])
     assert [has_long_factors(traits, positions) for positions in (64, 65)] == [False, True]
     assert not has_long_factors(traits_of(VARIANTS["phi3"]), 10**6)
+
+
+def test_a_table_of_many_positions_takes_little_beside_itself() -> None:
+    rope = Rope(1e4, 64, LinearScaling(2.0))
+    tracemalloc.start()
+    table = rope_angles(rope, 40_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * table.nbytes
+    last = 39_999 * inverse_frequencies(rope, 1).astype(np.float64)
+    np.testing.assert_allclose(table[-1], [*np.cos(last), *np.sin(last)], atol=0.01)
 
 
 def test_longrope_grows_by_the_length_of_the_model() -> None:
