@@ -71,10 +71,11 @@ cached_runner = functools.cache(runner_of)
 def logits_of(runner: JaxRunner, prompt: list[int]) -> np.ndarray:
     """float32 [vocab], after a prompt that is computed at once."""
     shape = runner._shapes[-1]
-    blocks = tuple(range(-(-len(prompt) // runner._block_size)))
+    blocks = np.arange(-(-len(prompt) // runner._block_size), dtype=np.int32)
     row = BatchRow(SequenceId(AttemptId("r", 0), 0), tuple(prompt), 0, blocks, 0, None)
-    program = runner._programs.forward(shape, runner._params, runner._pools)
-    result, runner._pools = program(runner._params, runner._pools, pack_batch((row,), shape))
+    last = runner._last_tokens
+    program = runner._programs.forward(shape, runner._params, runner._pools, last)
+    result, runner._pools = program(runner._params, runner._pools, pack_batch((row,), shape), last)
     return np.asarray(result)[0]
 
 

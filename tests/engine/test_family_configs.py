@@ -103,6 +103,8 @@ def test_which_layers_have_experts() -> None:
     assert [kind.experts for kind in traits_of(moe).kinds] == [True, False, True]
     stepped = moe | {"mlp_only_layers": [], "decoder_sparse_step": 2}
     assert [kind.experts for kind in traits_of(stepped).kinds] == [False, True, False]
+    saved_again = changed(moe, num_experts=None) | {"num_local_experts": moe["num_experts"]}
+    assert traits_of(saved_again) == traits_of(moe)
     listed = VARIANTS["llama4"] | {"moe_layers": [0, 3]}
     assert [kind.experts for kind in traits_of(listed).kinds] == [True, False, False, True]
 

@@ -32,6 +32,8 @@ def qwen3_moe(fields: Fields) -> Traits:
     window = fields.integer_or_none("sliding_window", 4096)
     if not fields.flag("use_sliding_window", False):
         window = None
+    # transformers 5 writes num_local_experts where it had read num_experts.
+    count = fields.integer_or_none("num_local_experts", None) or fields.integer("num_experts")
     return llama_like(
         fields,
         kinds=tuple(
@@ -43,7 +45,7 @@ def qwen3_moe(fields: Fields) -> Traits:
             for layer in range(layers)
         ),
         experts=Experts(
-            *experts_of(fields, fields.integer("num_experts")),
+            *experts_of(fields, count),
             ffn=fields.integer("moe_intermediate_size"),
             normed=fields.flag("norm_topk_prob", False),
         ),
