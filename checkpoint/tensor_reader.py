@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,11 +14,13 @@ import numpy as np
 
 from checkpoint.errors import CheckpointError
 from checkpoint.host_array import empty_pages
-from checkpoint.weights import WeightFiles
+from checkpoint.weights import TensorInfo, WeightFiles
 
 PIECE_BYTES = 1 << 20
 """What one read asks for. Larger ones read no faster and no longer fit a core's cache, where a
 piece is checked."""
+RUN_BYTES = 4096
+"""Columns of a matrix that are narrower are read with those beside them: asking costs more."""
 STRETCH_BYTES = 8 << 20
 """A tensor is divided among the threads in stretches of at least this."""
 CAST_ELEMENTS = 1 << 18
@@ -60,24 +63,23 @@ class TensorReader:
     def read(self, name: str, index: tuple[int | slice, ...] = ()) -> np.ndarray:
         """Returns tensor `name` as it is stored, or what `index` takes out of it.
 
-        Where `index` takes a part in one piece, such as one of several stacked matrices or some
-        of the rows of one, nothing else is read.
+        Where `index` takes one of several stacked matrices, some of the rows of one, or columns
+        that are RUN_BYTES wide or more, nothing else is read.
 
         Raises:
             CheckpointError: there is no such tensor, its file cannot be read, or what was read
                 of it holds NaN or infinity.
         """
         info = self._files.info(name)
-        first, shape, rest = _one_piece(info.shape, index)
-        part = empty_pages(shape, info.dtype)
+        block, rest = _block(info, index)
+        part = empty_pages(block.shape, info.dtype)
         flat = part.reshape(-1)
 
         def read(begin: int, end: int) -> None:
             step = max(1, PIECE_BYTES // info.dtype.itemsize)
             for at in range(begin, end, step):
                 piece = flat[at : min(at + step, end)]
-                offset = (first + at) * info.dtype.itemsize
-                self._files.read_into(name, offset, piece.view(np.uint8).data)
+                self._fill(name, block, at, piece)
                 if not is_finite(piece):
                     raise CheckpointError(f"{self._files.path(name)}: {name} holds NaN or infinity")
                 self._on_bytes(piece.nbytes)
@@ -85,6 +87,30 @@ class TensorReader:
         spans = _stretches(flat.size, info.dtype.itemsize, self._threads)
         list(self._pool.map(read, *zip(*spans, strict=True)) if spans else ())
         return part[rest]
+
+    def _fill(self, name: str, block: _Block, at: int, piece: np.ndarray) -> None:
+        """Fill `piece` with the elements of a block from its element `at` on."""
+        while piece.size:
+            run, column = divmod(at, block.run)
+            part = piece[: block.run - column]
+            offset = (block.first + run * block.stride + column) * part.itemsize
+            self._files.read_into(name, offset, part.view(np.uint8).data)
+            at, piece = at + part.size, piece[part.size :]
+
+
+def bytes_read(info: TensorInfo, index: tuple[int | slice, ...] = ()) -> int:
+    """How many `TensorReader.read` reads of such a tensor."""
+    return math.prod(_block(info, index)[0].shape) * info.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is read of a tensor: runs of `run` elements, `stride` apart, from element `first` on."""
+
+    first: int
+    run: int
+    stride: int
+    shape: tuple[int, ...]
 
 
 def cast(tensor: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -128,25 +154,35 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat16", "float8"))
 
 
-def _one_piece(
-    shape: tuple[int, ...], index: tuple[int | slice, ...]
-) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
-    """What to read for `index`: the first element, the shape read, and what to take out of that."""
-    first, rest = 0, list(index)
-    while rest:
-        size, inner = shape[0], math.prod(shape[1:])
-        entry = rest[0]
-        if isinstance(entry, slice):
-            start, stop, step = entry.indices(size)
-            if step != 1:
-                break
-            count = max(0, stop - start)
-            return first + start * inner, (count, *shape[1:]), (slice(None), *rest[1:])
-        if not 0 <= entry < size:
-            break  # let numpy count from the end, or complain
-        first += entry * inner
-        shape, rest = shape[1:], rest[1:]
-    return first, shape, tuple(rest)
+def _block(
+    info: TensorInfo, index: tuple[int | slice, ...]
+) -> tuple[_Block, tuple[int | slice, ...]]:
+    """What to read for `index`, and what to take out of that."""
+    first, shape, rest = 0, info.shape, list(index)
+    while rest and isinstance(rest[0], int) and 0 <= rest[0] < shape[0]:
+        first += rest.pop(0) * math.prod(shape[1:])
+        shape = shape[1:]
+    # What numpy has to do is left to it: count from the end, take steps, complain.
+    if rest and (rows := _range(rest[0], shape[0])) is not None:
+        inner = math.prod(shape[1:])
+        first += rows.start * inner
+        shape, rest[0] = (len(rows), *shape[1:]), slice(None)
+        if len(rest) > 1 and (columns := _range(rest[1], shape[1])) is not None:
+            width = math.prod(shape[2:])
+            run = len(columns) * width
+            if run < inner and run * info.dtype.itemsize >= RUN_BYTES:
+                shape, rest[1] = (shape[0], len(columns), *shape[2:]), slice(None)
+                return _Block(first + columns.start * width, run, inner, shape), tuple(rest)
+    size = max(1, math.prod(shape))
+    return _Block(first, size, size, shape), tuple(rest)
+
+
+def _range(entry: int | slice, size: int) -> range | None:
+    """What a slice without steps takes of `size`; None for anything else."""
+    if not isinstance(entry, slice):
+        return None
+    found = range(size)[entry]
+    return found if found.step == 1 else None
 
 
 def _stretches(size: int, itemsize: int, threads: int) -> Sequence[tuple[int, int]]:

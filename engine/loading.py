@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoint.errors import CheckpointError
-from checkpoint.tensor_reader import TensorReader
+from checkpoint.tensor_reader import TensorReader, bytes_read
 from checkpoint.weights import WeightFiles, open_weights
 from engine.models.decoder import Params
 from engine.models.stored import Index, Part, in_checkpoint, is_superfluous
@@ -65,9 +65,7 @@ def load_params(
     parts = stored_parts(placement.traits)
     spelled = in_checkpoint(files.names)
     _check_names(parts, spelled, files, folder, placement.traits)
-    size = sum(
-        part.elements * files.info(spelled(part.tensor)).dtype.itemsize for part in parts.values()
-    )
+    size = sum(bytes_read(files.info(spelled(part.tensor)), part.index) for part in parts.values())
     began = time.monotonic()
     with (
         byte_progress(size, "weights", log) as on_bytes,

@@ -7,7 +7,6 @@ and turned as it is read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -92,15 +91,6 @@ class Part:
     turned: bool = False
     pairs: int = 0
     offset: float = 0.0
-
-    @property
-    def elements(self) -> int:
-        """How many are read: whole rows of what is cut."""
-        if not self.index:
-            return math.prod(self.shape)
-        first = self.index[0]
-        rows = len(range(self.shape[0])[first]) if isinstance(first, slice) else 1
-        return rows * math.prod(self.shape[1:])
 
     def take(self, read: ReadPart) -> np.ndarray:
         """The tensor as the decoder wants it."""

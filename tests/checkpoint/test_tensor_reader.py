@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from checkpoint import tensor_reader
 from checkpoint.errors import CheckpointError
-from checkpoint.tensor_reader import NotFinite, TensorReader, cast
-from checkpoint.weights import SINGLE_FILE, open_weights
+from checkpoint.tensor_reader import NotFinite, TensorReader, bytes_read, cast
+from checkpoint.weights import SINGLE_FILE, TensorInfo, open_weights
 
 FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
 
@@ -20,6 +20,7 @@ FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of some hundred bytes are divided as large ones are."""
     monkeypatch.setattr(tensor_reader, "PIECE_BYTES", 100)
+    monkeypatch.setattr(tensor_reader, "RUN_BYTES", 16)
     monkeypatch.setattr(tensor_reader, "STRETCH_BYTES", 250)
 
 
@@ -54,19 +55,24 @@ def test_what_is_read_is_what_was_stored(tmp_path: Path, stored: Any, threads: i
         ((slice(1, 3),), 2 * 60),
         ((slice(3, 1),), 0),
         ((1, 5, 3), 1),
-        ((3, slice(None), slice(2, 4)), 60),
+        ((3, slice(None), slice(2, 4)), 60),  # too narrow
+        ((3, slice(None), slice(2, 8)), 36),
+        ((3, slice(1, 5), slice(5, None)), 4 * 5),
+        ((3, slice(None), slice(None)), 60),
+        ((slice(1, 3), slice(2, 5)), 2 * 30),
+        ((slice(1, 3), slice(2, 5), slice(0, 9, 2)), 2 * 30),
         ((slice(0, 2), 1), 2 * 60),
         ((slice(None, None, 2),), 240),
         ((-1,), 240),
     ],
 )
-def test_a_part_in_one_piece_is_all_that_is_read(
+def test_what_is_read_is_what_is_taken(
     tmp_path: Path, index: tuple[int | slice, ...], read: int
 ) -> None:
     tensor, counts = noise(4, 6, 10), [0]
     with TensorReader(open_weights(write(tmp_path, w=tensor)), counts.append) as reader:
         np.testing.assert_array_equal(reader.read("w", index), tensor[index])
-    assert sum(counts) == 4 * read
+    assert sum(counts) == 4 * read == bytes_read(TensorInfo(tensor.shape, tensor.dtype), index)
 
 
 @pytest.mark.parametrize("stored", FLOATS)
