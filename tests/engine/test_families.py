@@ -15,10 +15,11 @@ import pytest
 from engine.batches import pack_batch
 from engine.events import Add
 from engine.jax_runner import JaxRunner
+from engine.kernels.quantized import quantize
 from engine.models.families import FAMILIES, traits_of
 from engine.models.traits import Rope, Traits
-from engine.models.weights import stored_parts
-from engine.placing import place_params
+from engine.models.weights import Kind, declare_weights, stored_parts
+from engine.placing import Placement, ReadTensor, place_params
 from engine.plan import BatchRow
 from engine.types import AttemptId, Role, SequenceId
 from tests.engine.helpers import deltas_of, hand_over, output_of, request, run
@@ -47,21 +48,25 @@ def golden(variant: str) -> tuple[int, Answers]:
     return content["seed"], content["answers"]
 
 
+def reader_of(variant: str, traits: Traits) -> ReadTensor:
+    """Reads the variant's checkpoint as one of `traits`."""
+    tensors = stored_tensors(VARIANTS[variant], golden(variant)[0])
+    parts = stored_parts(traits)
+    return lambda name: parts[name].take(lambda tensor, index: tensors[tensor][index])
+
+
 def runner_of(
     variant: str, kernels: str, shards: int, role: Role, traits: Traits | None = None
 ) -> JaxRunner:
     """The variant's checkpoint, read as that of its own traits or of others."""
-    config = VARIANTS[variant]
-    traits = traits or traits_of(config)
-    tensors = stored_tensors(config, golden(variant)[0])
-    parts = stored_parts(traits)
-    placement = tiny_placement(traits, kernels, shards)
-    params = place_params(
-        placement,
-        lambda name: parts[name].take(lambda tensor, index: tensors[tensor][index]),
-        np.float32,
-        MAX_MODEL_LEN,
-    )
+    traits = traits or traits_of(VARIANTS[variant])
+    return runner_on(tiny_placement(traits, kernels, shards), reader_of(variant, traits), role)
+
+
+def runner_on(
+    placement: Placement, read: ReadTensor, role: Role, quantization: str = "none"
+) -> JaxRunner:
+    params = place_params(placement, read, np.float32, MAX_MODEL_LEN, quantization)
     return make_runner(params, placement, role, prefill_len=152, max_model_len=MAX_MODEL_LEN)
 
 
@@ -146,6 +151,36 @@ def test_neighbours_in_a_batch_change_no_bit(variant: str) -> None:
         return [deltas_of(events, str(number)) for number in numbers]
 
     assert answers(0, 1) == answers(0) + answers(1)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("variant", ["gemma2", "llama4", "phi3", "qwen3_moe"])
+def test_int8_weights_are_the_ones_they_stand_for(variant: str, shards: int) -> None:
+    """Of joined matrices, of experts stored in one tensor and apart, of an embedding that is tied
+    and scaled."""
+    traits = traits_of(VARIANTS[variant])
+    read = reader_of(variant, traits)
+    rounded = {
+        name
+        for weight in declare_weights(traits).values()
+        if weight.kind in (Kind.LINEAR, Kind.EMBEDDING, Kind.HEAD)
+        for name in weight.source_names()
+    }
+
+    def read_rounded(name: str) -> np.ndarray:
+        tensor = read(name)
+        if name not in rounded:
+            return tensor
+        as_int8 = quantize(tensor, tensor.dtype)
+        return as_int8.values * as_int8.scales[:, None]
+
+    alone, placement = (tiny_placement(traits, "cpu", count) for count in (1, shards))
+    whole = runner_on(alone, read_rounded, Role.PREFILL)
+    quantized = runner_on(placement, read, Role.PREFILL, "int8")
+    for each in golden(variant)[1]:
+        wanted = logits_of(whole, each["prompt"])
+        found = logits_of(quantized, each["prompt"])
+        assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
 @pytest.mark.full
