@@ -14,7 +14,7 @@ from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
 from engine.blocks import BlockPool
 from engine.engine import Engine
-from engine.kv_memory import KVNeeds, choose_blocks, step_bytes
+from engine.kv_memory import KVNeeds, asks_device, choose_blocks, step_bytes
 from engine.limits import Limits
 from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes, round_up
 from engine.runner import Runner
@@ -180,15 +180,6 @@ def _build_jax(
     shapes = _shapes(roles, limits, sizes, config.block_size)
     placement = _placement(traits, devices, config.kernels, dtype, kv_dtype)
 
-    if not model.needs_weights:
-        params = loading.dummy_params(
-            placement, dtype, max_model_len, model.seed, model.quantization
-        )
-        source = f"dummy-{model.seed}"
-    else:
-        params = loading.load_params(folder, placement, dtype, max_model_len, model.quantization)
-        source = loading.weights_identity(folder)
-
     arrays = tuple(
         KVArray(name, kv_dtype, traits.layers, traits.kv_heads, traits.head_dim) for name in "kv"
     )
@@ -201,6 +192,18 @@ def _build_jax(
         -(-(max_model_len - 1) // config.block_size),
         max_model_len,
     )
+    if not asks_device(devices[0], config):
+        choose_blocks(devices[0], needs, config)  # what cannot be is told before minutes of loading
+
+    if not model.needs_weights:
+        params = loading.dummy_params(
+            placement, dtype, max_model_len, model.seed, model.quantization
+        )
+        source = f"dummy-{model.seed}"
+    else:
+        params = loading.load_params(folder, placement, dtype, max_model_len, model.quantization)
+        source = loading.weights_identity(folder)
+
     blocks = choose_blocks(devices[0], needs, config)
     pool = BlockPool(blocks, config.block_size)
     runner = JaxRunner(

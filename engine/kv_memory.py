@@ -55,7 +55,7 @@ def choose_blocks(device: Any, needs: KVNeeds, config: EngineConfig) -> int:
     """
     if config.num_blocks is not None:
         blocks, advice = config.num_blocks, "raise --num_blocks"
-    elif device.platform == "cpu":
+    elif not asks_device(device, config):
         blocks, advice = max(1, CPU_BYTES // needs.block_bytes), "raise --num_blocks"
     else:
         left = _bytes_left(device) - needs.step_bytes
@@ -74,6 +74,11 @@ def choose_blocks(device: Any, needs: KVNeeds, config: EngineConfig) -> int:
             f"on each device. Lower --max_model_len, or {advice}"
         )
     return blocks
+
+
+def asks_device(device: Any, config: EngineConfig) -> bool:
+    """Whether `choose_blocks` depends on the memory that is left on `device`."""
+    return config.num_blocks is None and device.platform != "cpu"
 
 
 def _bytes_left(device: Any) -> int:

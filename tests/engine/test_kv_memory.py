@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from engine.build import build_engine
 from engine.kv_memory import CPU_BYTES, KVNeeds, choose_blocks, size_text, step_bytes
-from settings.config import GIB, EngineConfig
+from engine.types import Role
+from settings.config import GIB, EngineConfig, ModelConfig
 from settings.errors import ConfigError
+from tests.engine.tiny import CONFIG
 
 MIB = 2**20
 
@@ -88,3 +93,13 @@ def test_a_step_has_logits_counts_activations_and_chunks() -> None:
 
 def test_sizes_are_told_in_units_that_show_something() -> None:
     assert (size_text(3 * GIB), size_text(MIB // 2)) == ("3.00 GiB", "0.50 MiB")
+
+
+@pytest.mark.parametrize("config", [EngineConfig(num_blocks=1), EngineConfig()])
+def test_what_cannot_fit_is_told_before_weights_are_read(
+    tmp_path: Path, config: EngineConfig
+) -> None:
+    many = CONFIG | {"max_position_embeddings": 1 << 22}
+    (tmp_path / "config.json").write_text(json.dumps(many))
+    with pytest.raises(ConfigError, match="one sequence of max_model_len=4194304 needs"):
+        build_engine(tmp_path, ModelConfig(str(tmp_path)), config, Role.PREFILL)
