@@ -89,8 +89,8 @@ def build_engine(
     return _build_jax(checkpoint, folder, model, config, roles, first_device)
 
 
-def _max_model_len(checkpoint: CheckpointConfig, model: ModelConfig) -> int:
-    most = checkpoint.max_position_embeddings
+def _max_model_len(most: int, model: ModelConfig) -> int:
+    """--max_model_len, or the `most` positions that the model has."""
     asked = model.max_model_len
     if asked is not None and asked > most:
         raise ConfigError(f"--max_model_len={asked}: the model has {most} positions")
@@ -146,7 +146,7 @@ def _build_fake(
                 raise ConfigError(f"--{name}={value}: the fake model does no arithmetic")
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
-    max_model_len = _max_model_len(checkpoint, model)
+    max_model_len = _max_model_len(checkpoint.max_position_embeddings, model)
     limits = _limits(roles, sizes, max_model_len, vocab, config)
     pool = BlockPool(blocks, config.block_size)
     runner = fake.FakeRunner(blocks, config.block_size, vocab)
@@ -167,7 +167,7 @@ def _build_jax(
     from engine import loading
     from engine.jax_runner import JaxRunner, PoolSpec
     from engine.model_choices import choose_dtype, with_flags
-    from engine.models.rope import has_long_factors
+    from engine.models.rope import has_long_factors, stretched_length
 
     devices = _devices(config.tensor_parallel_size, first_device)
     platform = devices[0].platform
@@ -175,7 +175,8 @@ def _build_jax(
     checkpoint, traits = with_flags(checkpoint, model)
     dtype = choose_dtype(model.dtype, checkpoint, folder if model.needs_weights else None, platform)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    max_model_len = _max_model_len(checkpoint, model)
+    most = stretched_length(traits, checkpoint.max_position_embeddings)
+    max_model_len = _max_model_len(most, model)
     limits = _limits(roles, sizes, max_model_len, traits.vocab, config)
     shapes = _shapes(roles, limits, sizes, config.block_size)
     placement = _placement(traits, devices, config.kernels, dtype, kv_dtype)

@@ -39,6 +39,18 @@ def rope_angles(rope: Rope, positions: int) -> np.ndarray:
     return table
 
 
+def stretched_length(traits: Traits, positions: int) -> int:
+    """The longest sequence of a model whose config.json says that it has `positions`.
+
+    YaRN is switched on by rope_scaling alone: Qwen2.5 and Qwen3 keep the length without it.
+    """
+    scalings = (rope.scaling for rope in traits.ropes)
+    yarns = (
+        int(s.factor * s.original_max_position) for s in scalings if isinstance(s, YarnScaling)
+    )
+    return max((positions, *yarns))
+
+
 def has_long_factors(traits: Traits, positions: int) -> bool:
     """Whether sequences of up to `positions` take LongRoPE's long factors: KV that does not mix
     with that of short ones."""

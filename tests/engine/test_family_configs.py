@@ -11,7 +11,13 @@ import pytest
 
 from engine.models.families import traits_of
 from engine.models.layers import segments_of
-from engine.models.rope import has_long_factors, inverse_frequencies, query_scales, rope_angles
+from engine.models.rope import (
+    has_long_factors,
+    inverse_frequencies,
+    query_scales,
+    rope_angles,
+    stretched_length,
+)
 from engine.models.traits import (
     LayerKind,
     LinearScaling,
@@ -187,6 +193,15 @@ def test_yarn_keeps_fast_waves_and_stretches_slow_ones() -> None:
     assert kept[0] == 1
     np.testing.assert_allclose(kept[-1], 0.25)
     assert (np.diff(kept) <= 0).all()
+
+
+def test_yarn_makes_sequences_longer_than_config_json_says() -> None:
+    yarn = VARIANTS["qwen2_yarn"]
+    (rope,) = traits_of(yarn).ropes
+    assert isinstance(rope.scaling, YarnScaling)
+    assert (rope.scaling.factor, rope.scaling.original_max_position) == (4.0, 64)
+    assert [stretched_length(traits_of(yarn), said) for said in (64, 1024)] == [256, 1024]
+    assert stretched_length(traits_of(VARIANTS["qwen2"]), 64) == 64
 
 
 def test_queries_grow_in_steps_of_the_floor() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,11 +96,20 @@ def test_sizes_are_told_in_units_that_show_something() -> None:
     assert (size_text(3 * GIB), size_text(MIB // 2)) == ("3.00 GiB", "0.50 MiB")
 
 
+_YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
 @pytest.mark.parametrize("config", [EngineConfig(num_blocks=1), EngineConfig()])
+@pytest.mark.parametrize(
+    "length",
+    [
+        {"max_position_embeddings": 1 << 22},
+        {"max_position_embeddings": 1 << 21, "rope_scaling": _YARN},
+    ],
+)
 def test_what_cannot_fit_is_told_before_weights_are_read(
-    tmp_path: Path, config: EngineConfig
+    tmp_path: Path, length: dict[str, Any], config: EngineConfig
 ) -> None:
-    many = CONFIG | {"max_position_embeddings": 1 << 22}
-    (tmp_path / "config.json").write_text(json.dumps(many))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | length))
     with pytest.raises(ConfigError, match="one sequence of max_model_len=4194304 needs"):
         build_engine(tmp_path, ModelConfig(str(tmp_path)), config, Role.PREFILL)
