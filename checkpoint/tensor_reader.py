@@ -159,9 +159,9 @@ def _block(
 ) -> tuple[_Block, tuple[int | slice, ...]]:
     """What to read for `index`, and what to take out of that."""
     first, shape, rest = 0, info.shape, list(index)
-    while rest and isinstance(rest[0], int) and 0 <= rest[0] < shape[0]:
-        first += rest.pop(0) * math.prod(shape[1:])
-        shape = shape[1:]
+    while rest and isinstance(place := rest[0], int) and 0 <= place < shape[0]:
+        first += place * math.prod(shape[1:])
+        shape, rest = shape[1:], rest[1:]
     # What numpy has to do is left to it: count from the end, take steps, complain.
     if rest and (rows := _range(rest[0], shape[0])) is not None:
         inner = math.prod(shape[1:])
