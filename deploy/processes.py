@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.roster import plan_workers
+from deploy.signals import in_daemon_thread
 from engine.types import Role
 from settings.config import Topology
 from settings.environment import child_environment
@@ -21,6 +22,7 @@ from settings.environment import child_environment
 log = logging.getLogger("hexserve.launcher")
 
 LAST_LINES = 15
+LONGEST_LINE = 2**16
 
 _MODULES = {Role.PREFILL: "prefill_worker", Role.DECODE: "decode_worker"}
 
@@ -37,24 +39,28 @@ class WorkerProcess:
     flags: tuple[str, ...]
     cpus: tuple[int, ...] | None
     addresses: dict[str, Role]
-    process: asyncio.subprocess.Process | None = None
+    process: subprocess.Popen[bytes] | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
-    async def start(self, flags: Sequence[str], environment: dict[str, str]) -> None:
-        """Start it, with more flags and environment variables; see `read`."""
+    def start(self, flags: Sequence[str], environment: dict[str, str]) -> None:
+        """Start it, with more flags and environment variables; see `read`.
+
+        Not by the loop, whose fork runs handlers of gRPC and of Python in the child: with threads
+        and channels here, that now and then ends in SIGSEGV. Popen's vfork runs none.
+
+        Raises:
+            OSError: the machine has no process left, or no memory.
+        """
         arguments = [*self.flags, "--exit_with_stdin", *flags]
         if self.cpus:
             arguments.append(f"--cpus={','.join(map(str, self.cpus))}")
         self.last_lines.clear()
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # a folder here that is called like a room of ours must not be imported
-            "-m",
-            self.module,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        self.process = subprocess.Popen(
+            # -P: a folder here that is called like a room of ours must not be imported
+            [sys.executable, "-P", "-m", self.module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=child_environment(environment),
             start_new_session=True,  # a terminal's Ctrl-C is for this process to hand on
         )
@@ -64,11 +70,17 @@ class WorkerProcess:
     async def read(self) -> int:
         """Show its lines until it ends; its exit code, below 0 for a signal."""
         assert self.process is not None
-        assert self.process.stdout is not None
-        while line := await _read_line(self.process.stdout):
-            self.last_lines.append(line)
-            print(f"[{self.name}] {line}", file=sys.stderr, flush=True)
-        return await self.process.wait()
+        return await in_daemon_thread(self._show, self.process)
+
+    def _show(self, process: subprocess.Popen[bytes]) -> int:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin, process.stdout:
+            while line := process.stdout.readline(LONGEST_LINE):
+                if text := line.decode(errors="replace").rstrip():
+                    self.last_lines.append(text)
+                    print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
+            return process.wait()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
@@ -104,16 +116,3 @@ def plan_threads(topology: Topology | None, folder: Path) -> WorkerProcess:
         flags.append(f"--disagg_topo={topology.prefill},{topology.decode}")
     addresses = {worker.address: worker.roles for worker in plan_workers(topology, folder)}
     return WorkerProcess("workers", "deploy.threads", tuple(flags), None, addresses)
-
-
-async def _read_line(stream: asyncio.StreamReader) -> str:
-    """The next line without its end, or "" at the end of the stream; long lines are cut."""
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # longer than the stream's limit: skipped
-            continue
-        if not line:
-            return ""
-        if text := line.decode(errors="replace").rstrip():
-            return text

@@ -110,7 +110,7 @@ class LocalWorkers:
     async def __aenter__(self) -> LocalWorkers:
         try:
             for each in self._supervised:
-                await self._start(each)
+                self._start(each)
                 self._tasks.append(asyncio.create_task(self._supervise(each)))
         except BaseException:
             await self.stop()
@@ -127,13 +127,13 @@ class LocalWorkers:
 
     # ---- one process ----
 
-    async def _start(self, each: _Supervised) -> None:
+    def _start(self, each: _Supervised) -> None:
         each.forget()
         accelerators = self._accelerators
         seen = (
             {} if accelerators is None else accelerators.environment_of(each.index, self._devices)
         )
-        await each.worker.start(self._flags, seen)
+        each.worker.start(self._flags, seen)
 
     async def _supervise(self, each: _Supervised) -> None:
         """Until the process is given up; `stop` ends it and this."""
@@ -167,7 +167,7 @@ class LocalWorkers:
                 await self._stopping.wait()
             return False
         try:
-            await self._start(each)
+            self._start(each)
         except OSError as error:  # of a machine without memory, or without processes
             log.error("%s cannot be started: %s", each.worker.name, error)
             return False
