@@ -131,6 +131,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     assert str(tmp_path) in str(error.value)
 
 
+def test_a_head_of_its_own_is_not_tied(tmp_path: Path) -> None:
+    traits = tiny_traits()
+    tensors = tiny_tensors(traits)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not model\.embed.*tie_word_emb"):
+        load_params(write(tmp_path, tensors), tiny_placement(traits), np.float32, MAX_MODEL_LEN)
+
+
 def test_an_untied_checkpoint_needs_its_head(tmp_path: Path) -> None:
     tied = tiny_traits()
     write(tmp_path, tiny_tensors(tied))
