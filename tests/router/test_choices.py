@@ -209,3 +209,12 @@ async def test_what_no_client_reads_stays_with_the_generator(
         assert sum(sequence.taken for sequence in sequences) <= 1 + 4 + len(sequences)
         for _ in range(20):
             await anext(merged)
+
+
+async def test_later_choices_are_told_that_the_request_has_begun(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 1)
+    generator.script = batches("Hi")
+    await client.complete(n=3)
+    assert [call.late for call in generator.calls] == [False, True, True]

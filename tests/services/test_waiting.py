@@ -12,7 +12,8 @@ from engine.types import (
     Role,
     SamplingParams,
 )
-from protos.codec import RejectedAttempt
+from protos.codec import RejectedAttempt, StartOrder, StepUpdate
+from router import dispatch
 from router.errors import Overloaded, Unavailable
 from tests.services.deployment import eventually
 from tests.services.scene import Scene, attempt, delta
@@ -166,3 +167,41 @@ async def test_requests_are_taken_while_a_worker_is_waited_for_and_not_before_al
     assert (dispatcher.ready, dispatcher.accepting) == (False, True)
     dispatcher.drain()
     assert not dispatcher.accepting
+
+
+async def test_a_choice_waits_for_room_once_another_of_its_request_has_begun() -> None:
+    scene = Scene(worker_wait_s=5)
+    others: list[int] = []
+    scene.stream = scene.dispatcher.generate(
+        (1, 2), SamplingParams(max_tokens=3), request_id="r", begun=lambda: bool(others)
+    )
+    asking = await scene.ask()
+    others.append(5)
+    scene.tell(scene.decode, RejectedAttempt(attempt(), "full"))
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    scene.tell(scene.prefill, delta(1, 0, 6))
+    assert (await asking).tokens == (6,)
+    await scene.stream.aclose()
+    assert scene.whole()
+
+
+async def test_waiting_for_room_has_an_end_however_often_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 0.001)
+    scene = Scene(worker_wait_s=0.05)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    refuse = scene.dispatcher.stepped
+
+    def refused(order: StartOrder) -> None:
+        news = StepUpdate((), (), (RejectedAttempt(order.attempt, "full"),), None, False, {})
+        asyncio.get_running_loop().call_soon(refuse, scene.decode, news)
+
+    scene.decode.start = refused  # type: ignore[method-assign]
+    asking = await scene.ask()
+    scene.dispatcher.lost(scene.decode, "it died")  # type: ignore[arg-type]
+    with pytest.raises(Overloaded):
+        await asking
+    assert scene.whole()
