@@ -122,7 +122,7 @@ async def serve(config: ServeConfig, worker_flags: Sequence[str], stop: Stop) ->
     async with running_deployment(config, worker_flags, stop) as (router, workers):
         if config.jax_profile_dir is not None:
             loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGUSR2, workers.hand_on, signal.SIGUSR2)
+            loop.add_signal_handler(signal.SIGUSR2, workers.profile)
         await unless_stopped(wait_until_ready(router, workers), stop)
         if not stop.is_set():
             log.info("ready at %s after %.1f s", router.url, time.monotonic() - began)

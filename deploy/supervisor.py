@@ -210,12 +210,16 @@ class LocalWorkers:
         log.error("%s has been silent for %.0f s: killed", worker.name, HUNG_S)
         worker.send(signal.SIGKILL)
 
-    # ---- the end ----
+    def profile(self) -> None:
+        """Have every process that is ready record a profile; see deploy.profiling.
 
-    def hand_on(self, number: signal.Signals) -> None:
-        """Hand a signal on to every process."""
+        One that is not may still be importing: the signal would end it.
+        """
         for each in self._supervised:
-            each.worker.send(number)
+            if each.ready_since is not None:
+                each.worker.send(signal.SIGUSR2)
+
+    # ---- the end ----
 
     async def stop(self) -> None:
         """SIGTERM to every process, SIGKILL to those that are still there after a grace time."""
@@ -228,7 +232,8 @@ class LocalWorkers:
             _, late = await asyncio.wait(self._tasks, timeout=STOP_GRACE_S)
             if late:
                 log.warning("%d worker processes did not end in time: killed", len(late))
-            self.hand_on(signal.SIGKILL)
+            for each in self._supervised:
+                each.worker.send(signal.SIGKILL)
             await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 

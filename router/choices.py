@@ -12,6 +12,9 @@ from router.sequence import TextSequence
 MAX_AT_ONCE = 128
 """Sequences of one request that are with the workers at once; the others wait here, so that a
 long list of prompts cannot fill the workers' queues by itself."""
+MAX_PIECES_AHEAD = 1024
+"""Pieces of all sequences of one request that wait for its client. Beyond them each sequence's
+tokens stay with its generator, which gives up a client that is too far behind."""
 
 
 class Choices:
@@ -72,7 +75,7 @@ class Choices:
         return self._merged()
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue()
+        merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)
         room = asyncio.Semaphore(MAX_AT_ONCE)
         tasks = [
             asyncio.create_task(_run(number, sequence, room, merged))
@@ -101,9 +104,9 @@ async def _run(
     try:
         async with room, aclosing(sequence.pieces(number)) as pieces:
             async for numbered in pieces:
-                merged.put_nowait(numbered)
+                await merged.put(numbered)
     except Exception as error:
-        merged.put_nowait(error)
+        await merged.put(error)
 
 
 def _mean_logprob(output: Piece) -> float:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -112,11 +112,17 @@ class Dispatcher:
         }
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        choice: int = 0,
+        begun: Callable[[], bool] = lambda: False,
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
         with self._counted():
-            attempts = self._attempts(tuple(prompt), sampling, request_id, choice)
+            attempts = self._attempts(tuple(prompt), sampling, request_id, choice, begun)
             async with aclosing(attempts) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -134,10 +140,17 @@ class Dispatcher:
                 self._idle.set()
 
     async def _attempts(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, request_id: str, choice: int
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        request_id: str,
+        choice: int,
+        begun: Callable[[], bool],
     ) -> AsyncGenerator[TokenDelta, None]:
+        loop = asyncio.get_running_loop()
         output = list[int]()
         refusing: set[Worker] = set()
+        refused_at: float | None = None  # the first of the refusals in a row
         number = lost = 0
         model: str | None = None
         while True:
@@ -146,7 +159,10 @@ class Dispatcher:
             number += 1
             before = len(output)
             placed = await self._workers_for(
-                refusing, only_first=sampling.max_tokens - before == 1, begun=before > 0
+                refusing,
+                deadline=(refused_at or loop.time()) + self._worker_wait_s,
+                only_first=sampling.max_tokens - before == 1,
+                begun=lambda: bool(output) or begun(),
             )
             fingerprint = placed[0][0].info.limits.fingerprint
             model = model or fingerprint
@@ -157,6 +173,7 @@ class Dispatcher:
             try:
                 while not finished:
                     delta = await flight.next()
+                    refused_at = None
                     output.extend(delta.tokens)
                     # The first token is the prefill worker's: by it alone, a decode worker
                     # that always fails would cost a prefill for every token.
@@ -169,11 +186,14 @@ class Dispatcher:
                 return
             except AttemptRejected as error:
                 refusing.add(error.worker)
+                refused_at = refused_at or loop.time()
             except AttemptInvalid as error:
                 raise BadRequest(str(error)) from None
             except AttemptHandedOver as error:
+                refused_at = None
                 log.info("request %s, attempt %d: %s", request_id, attempt.attempt, error)
             except AttemptLost as error:
+                refused_at = None
                 lost += 1
                 log.warning("request %s, attempt %d: %s", request_id, attempt.attempt, error)
                 if lost == MAX_LOST_ATTEMPTS:
@@ -210,14 +230,18 @@ class Dispatcher:
         return flight
 
     async def _workers_for(
-        self, refusing: set[Worker], *, only_first: bool, begun: bool
+        self,
+        refusing: set[Worker],
+        *,
+        deadline: float,
+        only_first: bool,
+        begun: Callable[[], bool],
     ) -> Placement:
-        """As `_choose`, but waits for workers that are lost, up to `worker_wait_s`.
+        """As `_choose`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
         A request that has `begun` also waits for room, as it cannot be refused any more.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._worker_wait_s
         if self._waiting >= MAX_WAITING:
             return self._choose(refusing, only_first=only_first)
         self._waiting += 1
@@ -231,7 +255,7 @@ class Dispatcher:
                         raise
                     wait_s = left
                 except Overloaded:
-                    if left <= 0 or not begun:
+                    if left <= 0 or not begun():
                         raise
                     refusing.clear()
                     wait_s = min(left, FULL_RETRY_S)

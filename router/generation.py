@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 from engine.types import ModelLimits, SamplingParams, TokenDelta
@@ -27,13 +27,21 @@ class Generator(Protocol):
         """A JSON-able account of the workers for `/health`."""
 
     def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        choice: int = 0,
+        begun: Callable[[], bool] = lambda: False,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
         The last delta has `finish` set. Closing the generator early (`aclose`) aborts the
         request on every worker that knows of it. `request_id` is internal and unique; `choice`
-        counts the outputs of one prompt and seed, and keys their noise.
+        counts the outputs of one prompt and seed, and keys their noise. `begun()` tells whether
+        another output has begun of the same client's request, which then waits for room instead
+        of being refused.
 
         Raises:
             ServingError: see router.errors; before the first delta or between two.

@@ -70,8 +70,10 @@ async def message_tokens(
         return context.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     characters = sum(len(message["content"]) for message in messages)
+    # What tools were called with is as long as it likes, and is not text yet.
+    known = not any("tool_calls" in message for message in messages)
     try:
-        if characters <= _INLINE_CHARACTERS:
+        if known and characters <= _INLINE_CHARACTERS:
             return encode()
         return await asyncio.to_thread(encode)
     except ChatTemplateError as error:

@@ -72,6 +72,7 @@ class TextSequence:
                 self._sampling,
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
                 choice=self._choice,
+                begun=lambda: record.output_tokens > 0,
             )
             async with aclosing(deltas):
                 async for delta in deltas:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from settings.environment import API_KEY
 from settings.errors import ConfigError
 from settings.flag_values import to_keys
 
@@ -24,7 +25,7 @@ def read_api_keys(
     if file is not None:
         keys += _from_file(file)
     if variable is not None:
-        keys += _checked(variable, "HEXSERVE_API_KEY")
+        keys += _checked(variable, API_KEY)
     return tuple(dict.fromkeys(keys))
 
 

@@ -21,6 +21,7 @@ from settings.config import (
 )
 from settings.environment import Environment
 from settings.errors import ConfigError
+from settings.flag_parser import parse, spell
 
 SHARED = (
     model_flags.MODEL, model_flags.WEIGHTS, flags.ENGINE, flags.TRANSFER, flags.PROFILING,
@@ -44,9 +45,9 @@ def serve_config(
     """`hexserve serve`: the deployment, and the flags to hand on to each worker.
 
     Raises:
-        ConfigError: see settings.flags.parse; or no model is named.
+        ConfigError: see settings.flag_parser.parse; or no model is named.
     """
-    values = flags.parse(
+    values = parse(
         _SERVE,
         arguments,
         prog="python -m hex_llm.server.api_server" if as_hex_llm else "hexserve serve",
@@ -61,9 +62,9 @@ def demo_config(
     """`hexserve demo`: as `serve_config`, and whether to end after the answer.
 
     Raises:
-        ConfigError: see settings.flags.parse.
+        ConfigError: see settings.flag_parser.parse.
     """
-    values = flags.parse(
+    values = parse(
         (flags.DEMO, *_SERVE),
         [*_DEMO, *arguments],
         prog="hexserve demo",
@@ -93,16 +94,16 @@ def _deployment(
         visible_devices=environment.visible_devices,
     )
     values.model = model.model
-    return config, flags.spell(values, SHARED)
+    return config, spell(values, SHARED)
 
 
 def worker_config(arguments: Sequence[str], environment: Environment, prog: str) -> WorkerConfig:
     """`python -m prefill_worker` and its likes.
 
     Raises:
-        ConfigError: see settings.flags.parse; or no address is given.
+        ConfigError: see settings.flag_parser.parse; or no address is given.
     """
-    values = flags.parse(
+    values = parse(
         (*SHARED, flags.WORKER, flags.LOGGING),
         arguments,
         prog=prog,
@@ -121,9 +122,9 @@ def threads_config(
     The address is unix: and the folder of their sockets.
 
     Raises:
-        ConfigError: see settings.flags.parse; or the address is no folder's.
+        ConfigError: see settings.flag_parser.parse; or the address is no folder's.
     """
-    values = flags.parse(
+    values = parse(
         (*SHARED, flags.TOPOLOGY, flags.WORKER, flags.LOGGING),
         arguments,
         prog=prog,
@@ -158,9 +159,9 @@ def router_config(arguments: Sequence[str], environment: Environment) -> RouterC
     """`python -m router`.
 
     Raises:
-        ConfigError: see settings.flags.parse; or no worker is named.
+        ConfigError: see settings.flag_parser.parse; or no worker is named.
     """
-    values = flags.parse(
+    values = parse(
         _ROUTER,
         arguments,
         prog="python -m router",
@@ -226,9 +227,9 @@ def chat_config(arguments: Sequence[str], environment: Environment) -> ChatConfi
     """`hexserve chat`.
 
     Raises:
-        ConfigError: see settings.flags.parse; or the URL is none.
+        ConfigError: see settings.flag_parser.parse; or the URL is none.
     """
-    values = flags.parse(
+    values = parse(
         (http_flags.CHAT,),
         arguments,
         prog="hexserve chat",

@@ -11,6 +11,7 @@ from settings.errors import ConfigError
 
 VISIBLE_DEVICES = {"tpu": "TPU_VISIBLE_CHIPS", "gpu": "CUDA_VISIBLE_DEVICES"}
 """Kind of accelerator → the variable that says which of them a process may use."""
+API_KEY = "HEXSERVE_API_KEY"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -21,7 +22,7 @@ class Environment:
     Attributes:
         on_vertex: an `AIP_*` variable is set.
         storage_uri: the model when `--model` is absent.
-        api_key: HEXSERVE_API_KEY, keys separated by commas.
+        api_key: that of API_KEY, keys separated by commas.
         jax_platforms: JAX_PLATFORMS, "" when it leaves the choice to jax.
         visible_devices: kind ("tpu", "gpu") → the devices that its variable allows; a kind
             that is not there is not restricted.
@@ -64,7 +65,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         health_route=_route(vertex, "AIP_HEALTH_ROUTE", "/ping"),
         predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
         storage_uri=vertex.get("AIP_STORAGE_URI") or None,
-        api_key=env.get("HEXSERVE_API_KEY") or None,
+        api_key=env.get(API_KEY) or None,
         jax_platforms=env.get("JAX_PLATFORMS", ""),
         visible_devices={
             kind: _devices(env[name]) for kind, name in VISIBLE_DEVICES.items() if name in env
@@ -73,8 +74,12 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `additions`, for a process that it starts."""
-    return {**os.environ, **additions}
+    """This process's environment with `additions`, for a process that it starts.
+
+    Without the API keys: only the process that answers HTTP has a use for them.
+    """
+    env = {name: value for name, value in os.environ.items() if name != API_KEY}
+    return {**env, **additions}
 
 
 def quiet_grpc() -> None:

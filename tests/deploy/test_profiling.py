@@ -13,6 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 from deploy import profiling
+from deploy.devices import Accelerators
+from deploy.processes import WorkerProcess
+from deploy.supervisor import LocalWorkers
+from settings.config import Topology
 from tests.deploy.conftest import Launch
 from tests.deploy.launch import HEXSERVE
 
@@ -53,3 +57,20 @@ def test_the_server_hands_the_signal_on_to_each_worker(launch: Launch, tmp_path:
     os.kill(server.pid, signal.SIGUSR2)
     for worker in ("prefill-0", "decode-0"):
         server.wait_for(rf"\[{worker}\] .*recording a profile")
+
+
+async def test_a_worker_that_is_still_starting_is_not_ended_by_the_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        WorkerProcess, "send", lambda self, number: sent.append((self.name, number))
+    )
+    workers = LocalWorkers(Topology(1, 1), [], Accelerators("cpu", 0))
+    try:
+        prefill, _ = workers.addresses
+        workers._hear(prefill, True)
+        workers.profile()
+        assert sent == [("prefill-0", signal.SIGUSR2)]
+    finally:
+        await workers.stop()

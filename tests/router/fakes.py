@@ -47,6 +47,8 @@ class Call:
     sampling: SamplingParams
     request_id: str
     choice: int = 0
+    late: bool = False
+    """Another output of the request had begun."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
 
@@ -75,9 +77,15 @@ class ScriptedGenerator:
         return {"ready": self.ready, "workers": []}
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, choice: int = 0
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        choice: int = 0,
+        begun: Callable[[], bool] = lambda: False,
     ) -> AsyncGenerator[TokenDelta, None]:
-        call = Call(list(prompt), sampling, request_id, choice)
+        call = Call(list(prompt), sampling, request_id, choice, begun())
         self.calls.append(call)
         steps = self.script(call.prompt) if callable(self.script) else self.script
         sequence = SequenceId(AttemptId(request_id, 0), choice)

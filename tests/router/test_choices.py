@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from router import choices
 from router.errors import GenerationFailed
+from router.output import Piece
 from tests.router.conftest import Client
 from tests.router.fakes import Call, Pause, ScriptedGenerator, batches
 from tests.router.test_bad_input import check_error
@@ -179,3 +182,39 @@ async def test_a_conversation_with_tools_reaches_the_template(
     calls: list[Call] = generator.calls
     text = bytes(token for token in calls[0].prompt if token < 256).decode()
     assert text == "user\nu\nassistant\n\ntool\nt\nassistant\n"
+
+
+class EndlessSequence:
+    """Pieces for as long as somebody takes them; `taken` of them were."""
+
+    taken = 0
+
+    async def pieces(self, number: int) -> AsyncGenerator[tuple[int, Piece], None]:
+        while True:
+            self.taken += 1
+            yield number, Piece(text="x")
+            await asyncio.sleep(0)
+
+
+async def test_what_no_client_reads_stays_with_the_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choices, "MAX_PIECES_AHEAD", 4)
+    sequences = [EndlessSequence(), EndlessSequence()]
+    merged = choices.Choices(sequences, n=2, candidates=2).pieces()  # type: ignore[arg-type]
+    async with asyncio.timeout(5), aclosing(merged):
+        await anext(merged)
+        for _ in range(50):  # turns of the loop, in each of which both could go on
+            await asyncio.sleep(0)
+        assert sum(sequence.taken for sequence in sequences) <= 1 + 4 + len(sequences)
+        for _ in range(20):
+            await anext(merged)
+
+
+async def test_later_choices_are_told_that_the_request_has_begun(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 1)
+    generator.script = batches("Hi")
+    await client.complete(n=3)
+    assert [call.late for call in generator.calls] == [False, True, True]

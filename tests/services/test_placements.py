@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.types import AttemptId, FinishReason, SamplingParams
+from engine.types import AttemptId, FinishReason, SamplingParams, SequenceId
 from router.errors import BadRequest, Overloaded, Unavailable
 from tests.services.deployment import (
     CHUNK_TOKENS,
@@ -114,11 +114,11 @@ async def test_earlier_output_is_gone_on_from(topology: str) -> None:
     async with deployment(topology) as served:
         for count in range(1, 8):
             flight = served.dispatcher._take_off(
-                AttemptId(f"resumed-{count}", 3),
+                served.dispatcher._choose(set(), only_first=count == 7),
+                SequenceId(AttemptId(f"resumed-{count}", 3), 0),
                 prompt,
                 tuple(whole[:count]),
                 SamplingParams(max_tokens=8),
-                set(),
             )
             rest: list[int] = []
             finish = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from settings import flags, http_flags, model_flags
+from settings import flag_parser, flags, http_flags, model_flags
 from settings.errors import ConfigError
 from settings.flags import Flag
 
@@ -68,7 +68,7 @@ SWITCHES = [flag for flag in ALL_FLAGS if flag.type is None]
 
 
 def parse(*arguments: str) -> argparse.Namespace:
-    return flags.parse(GROUPS, arguments, prog="test", description="")
+    return flag_parser.parse(GROUPS, arguments, prog="test", description="")
 
 
 def name_of(flag: Flag) -> str:
@@ -218,14 +218,14 @@ def test_an_unknown_flag_is_refused_by_name(argument: str) -> None:
 )
 def test_spell_gives_a_command_line_that_means_the_same(arguments: list[str]) -> None:
     values = parse(*arguments)
-    spelled = flags.spell(values, GROUPS)
+    spelled = flag_parser.spell(values, GROUPS)
     assert parse(*spelled) == values
     assert len(spelled) == len(arguments)
 
 
 def test_spell_gives_the_groups_that_are_asked_for_only() -> None:
     values = parse("--model=m", "--seed=1", "--port=9")
-    assert flags.spell(values, (http_flags.HTTP,)) == ["--port=9"]
+    assert flag_parser.spell(values, (http_flags.HTTP,)) == ["--port=9"]
 
 
 def test_the_help_shows_every_flag_under_its_group_with_its_default(

@@ -8,7 +8,7 @@ import pytest
 
 from settings.command_line import chat_config, router_config, serve_config
 from settings.config import HttpConfig
-from settings.environment import read_environment
+from settings.environment import child_environment, read_environment
 from settings.errors import ConfigError
 
 
@@ -94,3 +94,11 @@ def test_the_terminal_client() -> None:
     for bad in ("--url=h:1", "--temperature=3", "--temperature=nan", "--max_tokens=0"):
         with pytest.raises(ConfigError, match=bad.partition("=")[0]):
             chat_config([bad], read_environment({}))
+
+
+def test_processes_that_are_started_have_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXSERVE_API_KEY", "secret")
+    monkeypatch.setenv("SOMETHING", "else")
+    environment = child_environment({"MORE": "too"})
+    assert "HEXSERVE_API_KEY" not in environment
+    assert (environment["SOMETHING"], environment["MORE"]) == ("else", "too")
