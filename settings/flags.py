@@ -1,4 +1,4 @@
-"""The table of flags; those of the model are in settings/model_flags.py, of HTTP in http_flags.py."""
+"""The table of flags; the model's are in settings/model_flags.py, HTTP's in http_flags.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from settings.flag_values import (
     to_level,
     to_positive,
     to_seconds,
-    to_seed,
     to_share,
     to_step_limit,
     to_transports,
