@@ -116,11 +116,15 @@ class _Block:
 def cast(tensor: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """`tensor` in `dtype`, rounded; itself where it is of that dtype already.
 
+    Lies in memory as `tensor` does: to turn a matrix around takes longer than to convert it.
+
     Raises:
         NotFinite: a finite value is too large for `dtype`.
     """
     if tensor.dtype == dtype:
         return tensor
+    if tensor.T.flags.c_contiguous and not tensor.flags.c_contiguous:
+        return cast(tensor.T, dtype).T
     result = empty_pages(tensor.shape, dtype)
     source, target = np.ascontiguousarray(tensor).reshape(-1), result.reshape(-1)
     for first in range(0, source.size, CAST_ELEMENTS):

@@ -86,6 +86,7 @@ def test_casts_are_those_of_numpy(
         result = cast(each, np.dtype(wanted))
         assert result.dtype == wanted
         np.testing.assert_array_equal(result, each.astype(wanted))
+    assert cast(tensor.T, np.dtype(wanted)).T.flags.c_contiguous
     assert cast(tensor, np.dtype(stored)) is tensor
 
 

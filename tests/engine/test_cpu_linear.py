@@ -273,6 +273,7 @@ def test_packing_moves_every_element_and_pads_with_zeros(
     unpacked = steps.transpose(0, 2, 1, 3).reshape(panels * cpu.PANEL, 2 * half)
     np.testing.assert_array_equal(unpacked[:features], weight)
     assert not unpacked[features:].any()
+    np.testing.assert_array_equal(cpu.pack_linear(np.asfortranarray(weight)), matrix)
 
 
 @each_dtype
