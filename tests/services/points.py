@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
+from engine.events import Command
 from kvtransfer import Chunk, Fetch
 from kvtransfer.protocol import State
 from tests.services.deployment import Deployment, Member, eventually
@@ -55,21 +57,34 @@ class Point:
             self._reached.set()
             await self._go.wait()
 
-    def _hold_prefills(self, members: Sequence[Member], _: pytest.MonkeyPatch) -> None:
-        """Engines tell of an admission at the end of its first step."""
+    def _hold_prefills(self, members: Sequence[Member], patch: pytest.MonkeyPatch) -> None:
+        """Prefill engines hear of nothing before; then of all, in its order."""
+        kept: list[Callable[[], None]] | None = []
+
+        def keeping(submit: Callable[[Command], None]) -> Callable[[Command], None]:
+            def take(command: Command) -> None:
+                if kept is None:
+                    submit(command)
+                else:
+                    kept.append(partial(submit, command))
+
+            return take
+
         for member in members:
-            member.runner.shut()
+            service = member.host._prefill
+            patch.setattr(service, "_submit", keeping(service._submit))
 
         def stands(member: Member) -> bool:
-            claimed = any(s.state is State.CLAIMED for s in member.source._sessions)
-            return claimed and member.runner.held
+            return any(s.state is State.CLAIMED for s in member.source._sessions)
 
         async def hold() -> None:
+            nonlocal kept
             await eventually(lambda: any(stands(member) for member in members))
             self._reached.set()
             await self._go.wait()
-            for member in members:
-                member.runner.open()
+            told, kept = kept, None
+            for tell in told or ():
+                tell()
 
         self._holding = asyncio.create_task(hold())
 
