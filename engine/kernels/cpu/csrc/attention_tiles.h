@@ -14,7 +14,6 @@ namespace HEXSERVE_ISA {
 constexpr int kStrip = 2 * kLanes;
 // The longer a chain, the more its rounding adds up: one over 256 dimensions would cost a digit.
 constexpr int64_t kChain = 64;
-constexpr int64_t kLine = 64;  // bytes
 // Rows for each part of a walk: its lines come one by one, and a burst of them would be waited for.
 constexpr int64_t kTogether = 4;
 // With two vectors of each, and two more of what they are multiplied by, these fill the registers.
@@ -32,7 +31,7 @@ __attribute__((always_inline)) static inline void walk(Ahead& ahead, int64_t cou
       ahead.end = ahead.line + ahead.row_bytes;
     }
     const char* line = ahead.line;
-    for (; count > 0 && line < ahead.end; line += kLine, --count) _mm_prefetch(line, _MM_HINT_T1);
+    for (; count > 0 && line < ahead.end; line += kLine, --count) prefetch_l2(line);
     ahead.line = line;
   }
 }

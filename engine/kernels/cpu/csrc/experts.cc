@@ -97,8 +97,8 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, Sums<T, W> sum, StoreGated<T> 
       const int64_t count = std::min(kMostColumns, end - first);
       Panel<T, W> panels[kMostPanels];
       for (int64_t p = 0; p < count; ++p) {
-        panels[p] = own_gate.panel(first + p);
-        panels[count + p] = own_up.panel(first + p);
+        panels[p] = own_gate.panel(first + p, count);
+        panels[count + p] = own_up.panel(first + p, count);
       }
       alignas(64) PanelSums sums[kMostPanels];
       sum(rows, block.rows, steps, panels, 2 * count, sums);
@@ -129,7 +129,7 @@ ffi::Future add_up(ffi::ThreadPool& pool, Sums<T, W> sum, std::shared_ptr<const 
       for (int64_t first = begin; first < end; first += kMostPanels) {
         const int64_t count = std::min(kMostPanels, end - first);
         Panel<T, W> panels[kMostPanels];
-        for (int64_t p = 0; p < count; ++p) panels[p] = own.panel(first + p);
+        for (int64_t p = 0; p < count; ++p) panels[p] = own.panel(first + p, count);
         alignas(64) PanelSums sums[kMostPanels];
         sum(h + block.first * in, block.rows, steps, panels, count, sums);
         for (int64_t p = 0; p < count; ++p) {

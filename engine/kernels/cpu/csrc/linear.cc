@@ -78,7 +78,7 @@ ffi::Future multiply(ffi::ThreadPool& pool, Sums<T, W> sum, StoreSums<T, Out> st
     const Weight<T, W>& weight = product->weight;
     const int64_t first = group * split.group(), count = std::min(split.group(), weight.panels() - first);
     Panel<T, W> panels[kMostPanels];
-    for (int64_t p = 0; p < count; ++p) panels[p] = weight.panel(first + p);
+    for (int64_t p = 0; p < count; ++p) panels[p] = weight.panel(first + p, count);
 
     const int64_t block = index % split.blocks(), row = split.first_row(block);
     const int64_t rows = split.first_row(block + 1) - row;
@@ -105,8 +105,8 @@ ffi::Future multiply_gated(ffi::ThreadPool& pool, Sums<T, W> sum, StoreGated<T> 
     const int64_t count = std::min(split.group(), gate.panels() - first);
     Panel<T, W> panels[kMostPanels];
     for (int64_t p = 0; p < count; ++p) {
-      panels[p] = gate.panel(first + p);
-      panels[count + p] = up.panel(first + p);
+      panels[p] = gate.panel(first + p, count);
+      panels[count + p] = up.panel(first + p, count);
     }
     const int64_t block = index % split.blocks(), row = split.first_row(block);
     const int64_t rows = split.first_row(block + 1) - row;

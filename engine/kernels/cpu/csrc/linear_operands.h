@@ -19,10 +19,12 @@ struct Weight {
   int64_t in, features;
 
   int64_t panels() const { return (features + kPanel - 1) / kPanel; }
-  Panel<T, W> panel(int64_t index) const {
+  // One of a group of `count`.
+  Panel<T, W> panel(int64_t index, int64_t count) const {
     const int64_t first = index * kPanel;
-    return {data + first * in, scales == nullptr ? nullptr : scales + first,
-            bias == nullptr ? nullptr : bias + first, std::min(kPanel, features - first)};
+    return {data + first * in, data + (first + count * kPanel) * in,
+            scales == nullptr ? nullptr : scales + first, bias == nullptr ? nullptr : bias + first,
+            std::min(kPanel, features - first)};
   }
 };
 

@@ -33,6 +33,7 @@ constexpr int64_t kBytesAhead = 8192;
 template <typename T, typename W = T>
 struct Panel {
   const W* weight;
+  const W* next;        // the panel that is read after it in its place; only fetched, so it may not be there
   const float* scales;  // of the panel's first output; only where W is int8
   const T* bias;        // likewise; null is none
   int64_t features;     // outputs that are there: 32, or fewer in a weight's last panel

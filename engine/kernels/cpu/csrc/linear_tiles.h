@@ -10,8 +10,8 @@ namespace HEXSERVE_ISA {
 constexpr int kVecsOfPanel = kPanel / kLanes;
 // Rows of a tile: its sums, one step of a panel and one of x fill the registers (32, or 16).
 constexpr int kTileRows = kLanes == 16 ? 12 : 3;
-// Steps of a tile: it stays in L1, and a group's panels of this depth stay in L2.
-constexpr int64_t kDepth = kLanes * 16;
+// Most steps of a tile: it stays in L1, and a group's panels of this depth stay in L2.
+constexpr int64_t kDepth = kLanes * 20;
 
 // The weights of vector `v` of the step at `w`.
 template <typename T>
@@ -25,13 +25,15 @@ static inline auto weights_of_step(const int8_t* w, int v) {
 
 template <typename T, typename W>
 static inline void prefetch_step(const W* w) {
-  constexpr int64_t kBytes = kPanel * kInputsPerStep<T> * int64_t(sizeof(W)), kLine = 64;
+  constexpr int64_t kBytes = kPanel * kInputsPerStep<T> * int64_t(sizeof(W));
   for (int64_t line = 0; line < kBytes; line += kLine) prefetch((const char*)w + kBytesAhead + line);
 }
 
-// `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart.
-template <int rows, typename T, typename W>
-static void add_tile(const T* x, const W* panel, int64_t steps, float (*sums)[kPanel]) {
+// `rows` of a panel's sums += x panel. Rows of x are kDepth steps apart. The first tile of rows reads
+// the panel from memory, where the others find it in L2; a line for each step is fetched there
+// from `next` on.
+template <int rows, bool first, typename T, typename W>
+static void add_tile(const T* x, const W* panel, const W* next, int64_t steps, float (*sums)[kPanel]) {
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   Vec sum[rows][kVecsOfPanel];
 #pragma GCC unroll 12
@@ -41,7 +43,8 @@ static void add_tile(const T* x, const W* panel, int64_t steps, float (*sums)[kP
   }
   for (int64_t step = 0; step < steps; ++step) {
     const W* w = panel + step * kPanel * kLaneSize;
-    prefetch_step<T>(w);
+    if constexpr (first) prefetch_step<T>(w);
+    prefetch_l2((const char*)next + step * kLine);
     decltype(load_step(x)) loaded[kVecsOfPanel];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecsOfPanel; ++v) loaded[v] = weights_of_step<T>(w, v);
@@ -60,21 +63,27 @@ static void add_tile(const T* x, const W* panel, int64_t steps, float (*sums)[kP
 }
 
 // The loop for this many rows, up to `most`.
-template <int most, typename T, typename W>
-static inline void add_rows(int64_t rows, const T* x, const W* panel, int64_t steps, float (*sums)[kPanel]) {
+template <int most, bool first, typename T, typename W>
+static inline void add_rows(int64_t rows, const T* x, const W* panel, const W* next, int64_t steps,
+                            float (*sums)[kPanel]) {
   if constexpr (most > 1) {
-    if (rows < most) return add_rows<most - 1>(rows, x, panel, steps, sums);
+    if (rows < most) return add_rows<most - 1, first>(rows, x, panel, next, steps, sums);
   }
-  add_tile<most>(x, panel, steps, sums);
+  add_tile<most, first>(x, panel, next, steps, sums);
 }
 
 // Rows are spread evenly over as few tiles as there can be: a lone last row would cost like six.
 static inline int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// sums[p] += x weights[p], for `depth` steps; rows of x are `stride` steps apart.
+// Likewise steps over depths.
+static inline int64_t depths_of(int64_t steps) { return (steps + kDepth - 1) / kDepth; }
+
+// sums[p] += x weights[p], for `depth` steps; rows of x are `stride` steps apart. `next` is what the
+// same threads read after `weights`: the first two tiles of rows fetch half of it each, so that memory
+// is read while sums are computed from L2.
 template <typename T, typename W>
 static void add_depth(const T* x, int64_t stride, int64_t rows, int64_t depth, const W* const* weights,
-                      int64_t count, PanelSums* sums) {
+                      const W* const* next, int64_t count, PanelSums* sums) {
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   const int64_t tiles = tiles_of(rows);
   for (int64_t t = 0; t < tiles; ++t) {
@@ -85,7 +94,13 @@ static void add_depth(const T* x, int64_t stride, int64_t rows, int64_t depth, c
       memcpy(tile + (i - first) * kDepth * kLaneSize, x + i * stride * kLaneSize, depth * sizeof(float));
     }
     for (int64_t p = 0; p < count; ++p) {
-      add_rows<kTileRows>(end - first, tile, weights[p], depth, sums[p] + first);
+      const bool fetches = tiles > 1 && t < 2;
+      const W* half = fetches ? next[p] + t * depth * kPanel * kLaneSize / 2 : weights[p];
+      if (t == 0) {
+        add_rows<kTileRows, true>(end - first, tile, weights[p], half, depth, sums[p] + first);
+      } else {
+        add_rows<kTileRows, false>(end - first, tile, weights[p], half, depth, sums[p] + first);
+      }
     }
   }
 }
@@ -132,11 +147,15 @@ static void multiply_panels(const T* x, int64_t rows, int64_t steps, const Panel
     for (int64_t p = 0; p < count; ++p) add_row(x, panels[p].weight, steps, sums[p][0]);
     return;
   }
-  for (int64_t begin = 0; begin < steps; begin += kDepth) {
-    const int64_t depth = steps - begin < kDepth ? steps - begin : kDepth;
-    const W* weights[kMostPanels];
-    for (int64_t p = 0; p < count; ++p) weights[p] = panels[p].weight + begin * kPanel * kLaneSize;
-    add_depth(x + begin * kLaneSize, steps, rows, depth, weights, count, sums);
+  const int64_t depths = depths_of(steps);
+  for (int64_t d = 0; d < depths; ++d) {
+    const int64_t begin = steps * d / depths, end = steps * (d + 1) / depths;
+    const W *weights[kMostPanels], *next[kMostPanels];
+    for (int64_t p = 0; p < count; ++p) {
+      weights[p] = panels[p].weight + begin * kPanel * kLaneSize;
+      next[p] = d + 1 < depths ? panels[p].weight + end * kPanel * kLaneSize : panels[p].next;
+    }
+    add_depth(x + begin * kLaneSize, steps, rows, end - begin, weights, next, count, sums);
   }
 }
 
@@ -160,15 +179,17 @@ static void multiply_quantized(const T* x, int64_t rows, int64_t steps, const Pa
   if (tiles_of(rows) == 1) return multiply_panels(x, rows, steps, panels, count, sums);
   constexpr int64_t kLaneSize = kInputsPerStep<T>;
   for (int64_t p = 0; p < count; ++p) start_sums(panels[p], rows, sums[p]);
-  for (int64_t begin = 0; begin < steps; begin += kDepth) {
-    const int64_t depth = steps - begin < kDepth ? steps - begin : kDepth;
+  const int64_t depths = depths_of(steps);
+  for (int64_t d = 0; d < depths; ++d) {
+    const int64_t begin = steps * d / depths, depth = steps * (d + 1) / depths - begin;
     alignas(64) T expanded[kMostPanels][kDepth * kPanel * kLaneSize];
     const T* weights[kMostPanels];
     for (int64_t p = 0; p < count; ++p) {
       expand_panel(panels[p].weight + begin * kPanel * kLaneSize, depth, expanded[p]);
       weights[p] = expanded[p];
     }
-    add_depth(x + begin * kLaneSize, steps, rows, depth, weights, count, sums);
+    // Nothing is fetched: what comes next is expanded first.
+    add_depth(x + begin * kLaneSize, steps, rows, depth, weights, weights, count, sums);
   }
 }
 

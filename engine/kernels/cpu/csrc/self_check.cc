@@ -81,7 +81,7 @@ bool is_right(MultiplyPanels<uint16_t, typename Layout::Stored> multiply, ScaleS
     for (int64_t i = 0; i < kPanelSize; ++i) {
       panel[i] = Layout::stored(weight[first + Layout::output(i)][Layout::input(i)]);
     }
-    panels[p] = {panel, ones.data() + first, biases.data() + first, std::min(kPanel, kFeatures - first)};
+    panels[p] = {panel, panel, ones.data() + first, biases.data() + first, std::min(kPanel, kFeatures - first)};
   }
   const std::unique_ptr<PanelSums[]> sums(new PanelSums[kPanels]);
   multiply(rows.data(), kRows, kSteps, panels, kPanels, sums.get());

@@ -18,6 +18,7 @@ static inline __m256i first(int64_t n) {
 }
 
 static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+static inline void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 static inline Vec zero() { return _mm256_setzero_ps(); }
 static inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
