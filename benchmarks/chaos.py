@@ -32,8 +32,8 @@ from rich.table import Table
 
 from benchmarks.chaos_faults import POINTS, WEIGHTS, DoneFault, Victims, running
 from benchmarks.chaos_requests import Tally, ask, draw_bodies, keep_asking
+from benchmarks.logged_process import LoggedProcess, StartError, running_module
 from benchmarks.report import print_line
-from benchmarks.router_processes import LoggedProcess, StartError, running_module
 from benchmarks.stats import host_info, percentile
 
 _START_S = 900.0
