@@ -8,6 +8,7 @@ conversion need neither the library nor a download.
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from pathlib import Path
@@ -52,9 +53,10 @@ def training_text() -> list[str]:
 def make(name: str, settings: dict[str, Any]) -> None:
     folder = TARGET / name
     folder.mkdir(parents=True, exist_ok=True)
+    trained = io.BytesIO()  # given a file's name, the model would carry it
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(training_text()),
-        model_prefix=str(folder / "tokenizer"),
+        model_writer=trained,
         model_type="bpe",
         vocab_size=420,
         byte_fallback=True,
@@ -65,7 +67,7 @@ def make(name: str, settings: dict[str, Any]) -> None:
         normalization_rule_name="identity",
         **settings,
     )
-    (folder / "tokenizer.vocab").unlink()
+    (folder / "tokenizer.model").write_bytes(trained.getvalue())
     model = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
     answers = [{"text": text, "ids": model.encode(text, add_bos=True)} for text in TEXTS]
     for answer in answers:
