@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, pace: Pace | None = None) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._pace = pace or Pace()
+        self._pace = pace or Pace(ahead=len(os.sched_getaffinity(0)) > 1)
         self._running: Callable[[], StepOutcome] | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._step_began: float | None = None

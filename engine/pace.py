@@ -27,8 +27,10 @@ class _Size(NamedTuple):
 class Pace:
     """Expects a step to take as long as those before it, if they were as large."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, ahead: bool = True) -> None:
+        """`ahead` False: every step only once the last has ended."""
         self._now = now
+        self._ahead = ahead
         self._under_way: deque[tuple[_Size | None, float]] = deque()
         self._size: _Size | None = None
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
@@ -62,9 +64,12 @@ class Pace:
         if began is None:
             return 0.0
         size = self._under_way[0][0]
-        if size is None or size != self._size:
+        if not self._ahead or size is None or size != self._size:
             return None
-        return began + min(self._durations) - LEAD_S - self._now()
+        expected = min(self._durations)
+        # An end is seen only after the dispatch before it: one that is late would be taken for
+        # a longer step, and the next be later still. From half of a step on that dies out.
+        return began + min(expected - LEAD_S, expected / 2) - self._now()
 
 
 def _size_of(plan: StepPlan) -> _Size | None:

@@ -9,7 +9,7 @@ import pytest
 from engine.engine import Engine
 from engine.events import Abort, Add, Admitted, Event, TokenDelta
 from engine.fake import FakeRunner
-from engine.pace import LEAD_S, Pace
+from engine.pace import Pace
 from engine.plan import LAST_SAMPLED, RunBatch, StepOutcome, StepPlan
 from engine.types import COLOCATED, AttemptId, FinishReason, SequenceRequest
 from tests.engine.helpers import (
@@ -205,7 +205,7 @@ def plan_of(rows: int) -> StepPlan:
     return engine._scheduler.schedule() if engine._wait_until_due() else StepPlan()
 
 
-def test_a_step_is_due_shortly_before_the_last_of_its_size_would_end() -> None:
+def test_a_step_is_due_halfway_through_the_last_of_its_size() -> None:
     clock = Clock()
     pace, plan = Pace(clock), plan_of(2)
     assert pace.wait_s() == 0.0
@@ -215,15 +215,15 @@ def test_a_step_is_due_shortly_before_the_last_of_its_size_would_end() -> None:
     clock.time += 0.050
     pace.ended()
     pace.dispatched(plan)
-    assert pace.wait_s() == pytest.approx(0.050 - LEAD_S)
+    assert pace.wait_s() == pytest.approx(0.025)
     clock.time += 0.048
-    assert pace.wait_s() == pytest.approx(0.002 - LEAD_S), "overdue"
+    assert pace.wait_s() == pytest.approx(0.025 - 0.048), "overdue"
     pace.dispatched(plan)  # behind it: begins when it ends
     clock.time += 0.004
     pace.ended()
     assert pace.began == clock.time
     clock.time += 0.010
-    assert pace.wait_s() == pytest.approx(0.040 - LEAD_S), "the shortest counts"
+    assert pace.wait_s() == pytest.approx(0.025 - 0.010), "the shortest counts"
 
 
 def test_nothing_is_foreseen_of_a_step_of_another_size() -> None:
