@@ -1,7 +1,7 @@
-"""When to dispatch the next step: before the last has ended, and not long before.
+"""When to dispatch the next step: halfway through the last, or earlier if that is short.
 
-The devices then always have a step to run, while whatever is asked of the engine during a step
-still joins the next one.
+The devices then always have a step to run, while whatever is asked of the engine until then still
+joins the next one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from engine.plan import RunBatch, StepPlan
 
 LEAD_S = 0.004
-"""How long before the expected end the next step is dispatched: what the host needs for it, and
-what the durations of equal steps vary by."""
+"""How long before the expected end the next step is dispatched at the latest: what the host needs
+for it, and what the durations of equal steps vary by."""
 _REMEMBERED = 8
 
 

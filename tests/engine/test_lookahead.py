@@ -226,6 +226,24 @@ def test_a_step_is_due_halfway_through_the_last_of_its_size() -> None:
     assert pace.wait_s() == pytest.approx(0.025 - 0.010), "the shortest counts"
 
 
+def test_late_dispatches_are_not_taken_for_longer_steps() -> None:
+    clock, step_s, late_s = Clock(), 0.020, 0.006
+    pace, plan = Pace(clock), plan_of(2)
+    pace.dispatched(plan)
+    clock.time += 0.100  # a hiccup is all that is known at first
+    pace.ended()
+    pace.dispatched(plan)
+    for _ in range(40):
+        began, wait_s = pace.began, pace.wait_s()
+        assert began is not None
+        assert wait_s is not None
+        clock.time += max(wait_s, 0.0) + late_s
+        pace.dispatched(plan)
+        clock.time = max(clock.time, began + step_s)
+        pace.ended()
+    assert clock.time - began == pytest.approx(step_s)
+
+
 def test_nothing_is_foreseen_of_a_step_of_another_size() -> None:
     clock = Clock()
     pace = Pace(clock)
