@@ -67,12 +67,11 @@ def with_flags(checkpoint: CheckpointConfig, model: ModelConfig) -> tuple[Checkp
     """
     if model.trust_remote_code:
         log.warning("--trust_remote_code: no code of the model's repository is run")
-    traits = _traits(checkpoint.raw)
     if model.sliding_window is None:
-        return checkpoint, traits
+        return checkpoint, _traits(checkpoint.raw)
     raw = _set_window(checkpoint.raw, model.sliding_window)
     changed = _traits(raw)
-    if changed == traits and raw != checkpoint.raw:
+    if all(kind.window is None for kind in changed.kinds):
         raise ConfigError(
             f"--sliding_window={model.sliding_window}: this model's layers have no window"
         )

@@ -87,11 +87,15 @@ class Fields:
 
     def with_defaults(self, **defaults: Any) -> Fields:
         """The same object, in which missing fields have these values."""
-        missing = {n: v for n, v in defaults.items() if self._raw.get(n) is None}
-        return Fields({**self._raw, **missing})
+        return self.replaced(**{n: v for n, v in defaults.items() if self._raw.get(n) is None})
 
-    def raw(self, name: str) -> Any:
-        return self._raw.get(name)
+    def replaced(self, **values: Any) -> Fields:
+        """The same object with these fields."""
+        return Fields({**self._raw, **values})
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """As it is, null too; only a field that is not there has the default."""
+        return self._raw.get(name, default)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._raw.get(name)

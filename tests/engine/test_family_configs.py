@@ -97,7 +97,9 @@ def test_layers_without_positions() -> None:
     assert [kind.rope for kind in traits_of(listed).kinds] == [0, None, None, 0, 0]
 
 
-@pytest.mark.parametrize(("said", "tuned"), [({}, True), (True, True), (4, True), (False, False)])
+@pytest.mark.parametrize(
+    ("said", "tuned"), [({}, True), (True, True), (4, True), (False, False), (None, False)]
+)
 def test_whether_temperatures_are_tuned(said: Any, tuned: bool) -> None:
     config = VARIANTS["llama4"] | ({} if said == {} else {"attn_temperature_tuning": said})
     kinds = traits_of(config).kinds
@@ -128,6 +130,19 @@ def test_the_text_part_of_a_multimodal_model() -> None:
     assert (traits.vocab, traits.heads, traits.kv_heads, traits.head_dim) == (262208, 8, 4, 256)
     assert traits.ropes == (Rope(1e6, 256, LinearScaling(8.0)), Rope(1e4, 256))
     assert traits.score_scale == 256**-0.5
+
+
+@pytest.mark.parametrize(
+    ("outer", "text", "tied"),
+    [(True, False, True), (False, True, False), (None, True, True), (None, False, False)],
+)
+def test_the_model_around_the_text_part_says_whether_its_head_is_tied(
+    outer: bool | None, text: bool, tied: bool
+) -> None:
+    """What transformers 5 saves: Mistral3Config ties, the MistralConfig within says false."""
+    part = VARIANTS["mistral"] | {"tie_word_embeddings": text}
+    config = {"model_type": "mistral3", "text_config": part, "tie_word_embeddings": outer}
+    assert traits_of(config).tied is tied
 
 
 def test_the_text_part_says_what_decoder_it_is() -> None:
@@ -184,6 +199,14 @@ def test_longrope_grows_by_the_length_of_the_model() -> None:
     assert isinstance(rope.scaling, LongRopeScaling)
     assert rope.scaling.attention_factor == math.sqrt(1 + math.log(1024 / 64) / math.log(64))
     assert rope.scaling.original_max_position == 64
+
+
+def test_phi3_was_trained_for_4096_tokens_where_nothing_is_said() -> None:
+    longrope = changed(VARIANTS["phi3_longrope"], original_max_position_embeddings=None)
+    (rope,) = traits_of(longrope | {"max_position_embeddings": 131072}).ropes
+    assert isinstance(rope.scaling, LongRopeScaling)
+    assert rope.scaling.original_max_position == 4096
+    assert rope.scaling.attention_factor == math.sqrt(1 + math.log(32) / math.log(4096))
 
 
 def test_yarn_keeps_fast_waves_and_stretches_slow_ones() -> None:

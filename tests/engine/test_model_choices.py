@@ -13,9 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoint.config import CheckpointConfig, read_config
-from engine import model_choices
 from engine.model_choices import choose_dtype, with_flags
-from engine.models.traits import UnsupportedModel
+from engine.models.traits import Traits, UnsupportedModel
 from settings.config import ModelConfig
 from settings.errors import ConfigError
 from tests.engine.tiny import CONFIG
@@ -60,20 +59,28 @@ def test_tpus_have_no_float16(tmp_path: Path) -> None:
         choose_dtype("float16", checkpoint(tmp_path), None, "tpu")
 
 
-def test_a_window_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def traits_of(raw: dict[str, Any]) -> Any:
-        return (raw.get("text_config") or raw).get("sliding_window")
+def test_a_window_of_ones_own(tmp_path: Path) -> None:
+    def window_of(traits: Traits) -> int | None:
+        (window,) = {kind.window for kind in traits.kinds}
+        return window
 
-    monkeypatch.setattr(model_choices, "traits_of", traits_of)
     model = ModelConfig("m", sliding_window=64)
-    config, traits = with_flags(checkpoint(tmp_path, sliding_window=4096), model)
-    assert (config.raw["sliding_window"], traits) == (64, 64)
-    nested = checkpoint(tmp_path, text_config={"sliding_window": 4096})
+    mistral = CONFIG | {"model_type": "mistral", "sliding_window": 4096}
+    config, traits = with_flags(checkpoint(tmp_path, **mistral), model)
+    assert (config.raw["sliding_window"], window_of(traits)) == (64, 64)
+    nested = checkpoint(tmp_path, text_config=mistral)
     config, traits = with_flags(nested, model)
-    assert (config.raw["text_config"]["sliding_window"], traits) == (64, 64)
-    same = checkpoint(tmp_path, sliding_window=64)
-    assert with_flags(same, model) == (same, 64)
-    assert with_flags(nested, ModelConfig("m")) == (nested, 4096)
+    assert (config.raw["text_config"]["sliding_window"], window_of(traits)) == (64, 64)
+    config, traits = with_flags(nested, ModelConfig("m"))
+    assert (config, window_of(traits)) == (nested, 4096)
+
+
+def test_a_window_as_it_is_without_the_flag(tmp_path: Path) -> None:
+    said = checkpoint(tmp_path, model_type="mistral", sliding_window=64)
+    assert with_flags(said, ModelConfig("m", sliding_window=64))[0] == said
+    unsaid = checkpoint(tmp_path, model_type="mistral")  # Mistral's own is 4096
+    _, traits = with_flags(unsaid, ModelConfig("m", sliding_window=4096))
+    assert traits == with_flags(unsaid, ModelConfig("m"))[1]
 
 
 def test_a_window_for_a_model_without_one(tmp_path: Path) -> None:

@@ -94,6 +94,9 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
         family = _family(text, "text_config.model_type")
     if config.get("quantization_config") or text.raw("quantization_config"):
         raise UnsupportedModel("config.json: quantization_config is not supported yet")
+    if fields.raw("tie_word_embeddings") is not None:
+        # As transformers builds a multimodal model: the head is the outer model's.
+        text = text.replaced(tie_word_embeddings=fields.raw("tie_word_embeddings"))
     return family.traits(text)
 
 

@@ -37,7 +37,7 @@ def llama4(fields: Fields) -> Traits:
     normed = fields.flag("use_qk_norm", True)
     temperature = None
     # Scout's releases say 4, and mean true.
-    if fields.raw("attn_temperature_tuning") not in (False, 0):
+    if fields.raw("attn_temperature_tuning", True) not in (None, False, 0):
         temperature = Temperature(
             fields.number("floor_scale", 8192), fields.number("attn_scale", 0.1)
         )

@@ -17,6 +17,8 @@ _NAMES = renamed(
 
 
 def phi3(fields: Fields) -> Traits:
+    # transformers' default, and not the length that longrope has stretched it to.
+    fields = fields.with_defaults(original_max_position_embeddings=4096)
     window = fields.integer_or_none("sliding_window", None)
     kinds = (LayerKind(window=window),) * fields.integer("num_hidden_layers")
     return llama_like(
