@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,27 @@ def golden() -> dict[str, Any]:
     return answers
 
 
+@contextmanager
+def deployed(placement: str, dtype: str, folder: Path) -> Iterator[str]:
+    """The URL of a deployment of the demo model that runs in `folder`."""
+    launched = Launched(
+        (*HEXSERVE, "serve", "--model=demo", f"--dtype={dtype}", "--port=0", *FLAGS,
+         *PLACEMENTS[placement]),
+        dict(os.environ),
+        folder,
+    )  # fmt: skip
+    try:
+        yield launched.wait_for(r"ready at (http://\S+)", timeout_s=280)[1]
+    finally:
+        launched.stop()
+        launched.end()
+
+
 @pytest.fixture(scope="module")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
     """(placement, URL) of a deployment of the demo model in float32."""
     placement: str = request.param
-    launched = Launched(
-        (*HEXSERVE, "serve", "--model=demo", "--dtype=float32", "--port=0", *FLAGS,
-         *PLACEMENTS[placement]),
-        dict(os.environ),
-        tmp_path_factory.mktemp("run"),
-    )  # fmt: skip
-    try:
-        yield placement, launched.wait_for(r"ready at (http://\S+)", timeout_s=280)[1]
-    finally:
-        launched.stop()
-        launched.end()
+    with deployed(placement, "float32", tmp_path_factory.mktemp("run")) as url:
+        yield placement, url
