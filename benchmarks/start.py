@@ -59,7 +59,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--disagg_topo", default="1,1")
     parser.add_argument("--runs", type=int, default=3, help="warm starts")
-    parser.add_argument("--limit-s", type=float, default=15.0)
+    parser.add_argument("--limit-s", type=float, default=8.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     return parser.parse_args(argv)

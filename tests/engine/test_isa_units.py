@@ -30,3 +30,15 @@ def test_an_instruction_set_shares_no_function(name: str) -> None:
     assert symbols
     own = f"8hexserve{len(name)}{name}"
     assert [s for kind, s in symbols if kind in "WVwvu" and own not in s] == []
+
+
+@pytest.mark.skipif(not OBJECTS or shutil.which("objdump") is None, reason="no objects or objdump")
+@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("loop", ["pack_keys", "attend", "add_depth", "multiply_panels"])
+def test_loops_over_memory_prefetch(name: str, loop: str) -> None:
+    """Compilers drop what seems to do nothing, and all tests of results would still pass."""
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", str(OBJECTS[name])]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    functions = [part for part in listing.split("\n\n") if loop in part.partition("\n")[0]]
+    assert functions
+    assert any("prefetcht" in part for part in functions)

@@ -35,7 +35,8 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
 def rotate(q: Array, k: Array, angles: Array, positions: Array, live: Any) -> tuple[Array, Array]:
     """See engine.kernels.interface.Kernels."""
     like = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k))
-    call = jax.ffi.ffi_call(target("rotate"), like, input_output_aliases={0: 0, 1: 1})
+    # Not in place: XLA would copy q and k before, on one thread.
+    call = jax.ffi.ffi_call(target("rotate"), like)
     q, k = call(q, k, angles, positions, jnp.int32(live))
     return q, k
 

@@ -10,6 +10,7 @@
 #include "vec_avx2.h"
 #endif
 
+#include "prefetch.h"
 #include "vec_ints.h"
 #include "vec_math.h"
 #include "vec_steps.h"

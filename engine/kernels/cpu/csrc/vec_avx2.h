@@ -17,9 +17,6 @@ static inline __m256i first(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
-
 static inline Vec zero() { return _mm256_setzero_ps(); }
 static inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
 static inline Vec load(const float* p) { return _mm256_loadu_ps(p); }

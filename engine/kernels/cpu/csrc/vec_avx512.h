@@ -16,9 +16,6 @@ static inline __mmask16 first(int64_t n) {
   return n >= kLanes ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1);
 }
 
-static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
-
 static inline Vec zero() { return _mm512_setzero_ps(); }
 static inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
 static inline Vec load(const float* p) { return _mm512_loadu_ps(p); }

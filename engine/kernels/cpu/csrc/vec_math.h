@@ -5,8 +5,6 @@
 namespace hexserve {
 namespace HEXSERVE_ISA {
 
-constexpr int64_t kLine = 64;  // bytes that a prefetch brings
-
 // e^x within 2 ulp for x <= 88; exactly 1 at 0; 0 below about -87.3 (-inf included); NaN of NaN.
 static inline Vec exp(Vec x) {
   const Vec low = broadcast(-87.336544f);
