@@ -8,7 +8,6 @@ dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from engine.admission import Admission
@@ -40,6 +39,7 @@ from engine.plan import (
     StepOutcome,
     StepPlan,
 )
+from engine.prefill_order import PrefillQueue
 from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.types import (
     AttemptId,
@@ -78,7 +78,7 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._sequences: dict[SequenceId, Sequence] = {}
-        self._prefilling: deque[Sequence] = deque()
+        self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
         self._admission = Admission(limits, pool, self._exports)
@@ -327,16 +327,10 @@ class Scheduler:
 
     def _prefill_rows(self, budget: int) -> list[_Row]:
         rows: list[_Row] = []
-        for sequence in tuple(self._prefilling):
-            if len(rows) == self.limits.max_prefill_seqs or budget == 0:
-                break
-            left = len(sequence.tokens) - sequence.scheduled
-            if left == 0:
-                continue  # until its first token has been read back and it is exported
-            count = min(left, budget)
-            budget -= count
-            rows.append(self._row(sequence, sequence.scheduled + count))
-            if count == left and sequence.decodes_here:
+        for sequence, count in self._prefilling.shares(budget):
+            stop = sequence.scheduled + count
+            rows.append(self._row(sequence, stop))
+            if stop == len(sequence.tokens) and sequence.decodes_here:
                 self._prefilling.remove(sequence)
                 self._start_decoding(sequence)
         return rows

@@ -120,6 +120,7 @@ class SequenceRequest:
             prompt tokens, and positions and penalties go on after them.
         sampling: how to choose tokens; `max_tokens` counts `output` too.
         transfer_id: names the KV handoff, random per attempt; b"" when colocated.
+        priority: a lower one is served first.
     """
 
     id: SequenceId
@@ -128,6 +129,7 @@ class SequenceRequest:
     sampling: SamplingParams
     output: tuple[int, ...] = ()
     transfer_id: bytes = b""
+    priority: int = 0
 
     @property
     def known_tokens(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from settings import flags, http_flags, model_flags
 from settings.api_keys import read_api_keys
+from settings.batching import check_batching
 from settings.config import (
     ChatConfig,
     EngineConfig,
@@ -193,9 +194,8 @@ def _folder(text: str | None) -> Path | None:
 
 
 def _engine(values: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
-        **{name: getattr(values, name) for name in EngineConfig.__dataclass_fields__}
-    )
+    names = EngineConfig.__dataclass_fields__
+    return check_batching(EngineConfig(**{name: getattr(values, name) for name in names}))
 
 
 def _life(values: argparse.Namespace) -> LifeConfig:

@@ -81,7 +81,7 @@ class EngineConfig:
 
     The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
     `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own;
-    `max_exported_fraction` is engine.limits'.
+    `prefill_chunk_tokens` None is the engine's choice, `max_exported_fraction` engine.limits'.
     """
 
     tensor_parallel_size: int = 1
@@ -94,6 +94,8 @@ class EngineConfig:
     decode_seqs_padding: int | None = None
     decode_blocks_padding: int | None = None
     max_decode_seqs: int | None = None
+    enable_chunked_prefill: bool = False
+    prefill_chunk_tokens: int | None = None
     hbm_utilization_factor: float = 0.9
     num_blocks: int | None = None
     block_size: int = 32

@@ -77,7 +77,18 @@ ENGINE = Group(
             aliases=("max_running_seqs",),
         ),
         switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
-        switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
+        switch(
+            "enable_chunked_prefill",
+            "compute prompts in chunks: several take turns, the one with the least left first, and "
+            "one worker for both roles decodes beside each chunk",
+            False,
+        ),
+        Flag(
+            "prefill_chunk_tokens",
+            "prompt tokens of one step with --enable_chunked_prefill (512, or one block if that "
+            "is more): decoding sequences wait for no more",
+            to_positive,
+        ),
         Flag(
             "hbm_utilization_factor",
             "share for KV of the memory left after the weights and what a step takes",

@@ -89,10 +89,15 @@ class Read:
 class EngineMachine(RuleBasedStateMachine):
     max_batch_tokens = LIMITS["max_batch_tokens"]
     pace: type[Pace] = Ahead
+    interleave = False
 
     def __init__(self) -> None:
         super().__init__()
-        limits = {"max_waiting": 5, "max_batch_tokens": self.max_batch_tokens}
+        limits: dict[str, float] = {
+            "max_waiting": 5,
+            "max_batch_tokens": self.max_batch_tokens,
+            "interleave_prefills": self.interleave,
+        }
         self.engine = make_engine(BLOCKS, BLOCK_SIZE, pace=self.pace(), **limits)
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
@@ -360,6 +365,12 @@ class ChunkingMachine(EngineMachine):
     max_batch_tokens = LIMITS["max_seqs"] + 3
 
 
+class InterleavingMachine(ChunkingMachine):
+    """Prompts take turns."""
+
+    interleave = True
+
+
 class OneByOneMachine(EngineMachine):
     """Each step is committed before anything else is asked."""
 
@@ -373,7 +384,9 @@ class OneByOneMachine(EngineMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestChunkingMachine = ChunkingMachine.TestCase
+TestInterleavingMachine = InterleavingMachine.TestCase
 TestOneByOneMachine = OneByOneMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestChunkingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestInterleavingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestOneByOneMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -43,6 +43,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "max_prefill_seqs": ("4", 4), "prefill_seqs_padding": ("2", 2),
     "prefill_len_padding": ("128", 128), "decode_seqs_padding": ("4", 4),
     "decode_blocks_padding": ("16", 16), "max_decode_seqs": ("64", 64),
+    "prefill_chunk_tokens": ("256", 256),
     "hbm_utilization_factor": ("0.5", 0.5), "num_blocks": ("100", 100),
     "block_size": ("2048", 2048), "max_lora_rank": ("16", 16),
     "max_num_mem_cached_lora": ("16", 16), "host": ("::1", "::1"), "port": ("0", 0),
@@ -123,7 +124,6 @@ def test_the_last_of_several_values_counts() -> None:
     [
         ("--no-enable-jit", "--enable_jit=false"),
         ("--enable_prefix_cache_hbm", "--enable_prefix_cache_hbm=true"),
-        ("--enable_chunked_prefill=true", "--enable_chunked_prefill=true"),
         ("--enable_lora", "--enable_lora=true"),
         ("--max_lora_rank=8", "--max_lora_rank=8"),
         ("--enable_lora_cache=false", "--enable_lora_cache=false"),
