@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,15 +11,16 @@ from engine.exports import Exports
 from engine.limits import Limits
 from engine.sequence import Sequence
 from engine.types import SequenceRequest
+from engine.waiting import WaitingQueue
 
 
 class Admission:
-    """First come, first served. What is admitted has its slot and every block that it can ever
+    """In the order of the queue. What is admitted has its slot and every block that it can ever
     need here, so nothing that runs can run out of blocks.
     """
 
     def __init__(self, limits: Limits, pool: BlockPool, exports: Exports) -> None:
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue()
         self._limits = limits
         self._pool = pool
         self._exports = exports
@@ -29,7 +29,7 @@ class Admission:
     @property
     def possible(self) -> bool:
         """The first in the queue has room."""
-        return bool(self.waiting) and self._has_room(self.waiting[0])
+        return bool(self.waiting) and self._has_room(self.waiting.first)
 
     @property
     def taken_slots(self) -> int:

@@ -37,6 +37,7 @@ class Flight:
 
     Attributes:
         unread: tokens that are there and have not been taken by `next`.
+        expiry: what ends the attempt when its request's deadline has passed; None without one.
     """
 
     def __init__(self, workers: tuple[Worker, ...], next_index: int, prefill_tokens: int) -> None:
@@ -47,6 +48,7 @@ class Flight:
         self._ahead: dict[int, TokenDelta] = {}
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
         self.unread = 0
+        self.expiry: asyncio.TimerHandle | None = None
         self._prefill_tokens = prefill_tokens
         workers[0].prefill_tokens += prefill_tokens
         for worker in workers:
@@ -96,6 +98,8 @@ class Flight:
     def land(self) -> None:
         """The attempt has ended: it is counted no more. Once."""
         self._count_prefilled()
+        if self.expiry is not None:
+            self.expiry.cancel()
         for worker in self.workers:
             worker.sequences -= 1
 

@@ -15,6 +15,7 @@ from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
 from router.transfers import TransferTotals
+from router.waiting_line import WaitingLine
 
 log = logging.getLogger("hexserve.router")
 
@@ -80,7 +81,8 @@ class WorkerPool:
     that serves another is kept, for when no worker of the first model is left.
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
-    be again. `transfers` sums what the workers have counted of KV transfers, lost workers included.
+    be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
+    have counted of KV transfers, lost workers included.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -98,7 +100,7 @@ class WorkerPool:
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self.waiting = WaitingLine()
 
     def observe(self, hear: Callable[[str, bool], None]) -> None:
         """Have `hear(address, open)` called on the loop when a session opens or ends."""
@@ -119,7 +121,7 @@ class WorkerPool:
     async def close(self) -> None:
         """End every session; whatever is in flight is lost."""
         self.closing = True
-        self._changed.set()
+        self.waiting.wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,10 +155,9 @@ class WorkerPool:
         while not self.all_open:
             await self.wait_for_change()
 
-    async def wait_for_change(self) -> None:
-        """Until a worker comes or goes, or the pool is closed."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def wait_for_change(self, priority: int = 0) -> None:
+        """Until a worker comes or goes, or the pool is closed; see `WaitingLine.wait`."""
+        await self.waiting.wait(priority)
 
     @property
     def limits(self) -> ModelLimits | None:
@@ -233,7 +234,7 @@ class WorkerPool:
             self._left_out[session] = session.info
         else:
             self._let_in(session, session.info)
-        self._changed.set()
+        self.waiting.wake()
         self._tell(session, True)
         self._on_load(self)
 
@@ -266,7 +267,7 @@ class WorkerPool:
 
     def lost(self, session: WorkerSession, reason: str) -> None:
         self._left_out.pop(session, None)
-        self._changed.set()
+        self.waiting.wake()
         self._tell(session, False)
         worker = self._workers.pop(session, None)
         if worker is None:
