@@ -294,12 +294,10 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
-        queue = {
-            SequenceState.WAITING: self._admission.waiting,
-            SequenceState.PREFILLING: self._prefilling,
-        }.get(sequence.state)
-        if queue is not None:
-            queue.remove(sequence)
+        if sequence.state is SequenceState.WAITING:
+            self._admission.waiting.remove(sequence)
+        elif sequence.state is SequenceState.PREFILLING:
+            self._prefilling.remove(sequence)
         self._decoding.pop(sequence.id, None)
         self._exports.discard(sequence)
         self._events += self._copies.drop(sequence)

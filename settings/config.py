@@ -196,10 +196,10 @@ class LifeConfig:
 class ServeConfig:
     """A whole deployment on this machine.
 
-    `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
-    between mp and thread to the launcher; `kv_transports` and `jax_profile_dir` are
-    WorkerConfig's; `jax_platforms` "" leaves the choice to jax; `visible_devices` are those of
-    settings.environment.
+    `topology` None is one colocated worker; of each worker there are `data_parallel_size`;
+    `worker_distributed_method` None leaves the choice between mp and thread to the launcher;
+    `kv_transports` and `jax_profile_dir` are WorkerConfig's; `jax_platforms` "" leaves the choice
+    to jax; `visible_devices` are those of settings.environment.
     """
 
     model: ModelConfig
@@ -208,6 +208,7 @@ class ServeConfig:
     topology: Topology | None
     log_level: str
     cache: Path
+    data_parallel_size: int = 1
     worker_distributed_method: str | None = None
     kv_transports: tuple[str, ...] | None = None
     jax_profile_dir: Path | None = None

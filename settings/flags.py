@@ -179,14 +179,16 @@ ROUTING = Group(
 
 TOPOLOGY = Group(
     "topology",
-    (Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),),
+    (
+        Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
+        Flag("data_parallel_size", "how many there are of each of these workers", to_positive, 1),
+    ),
 )
 
 DEPLOYMENT = Group(
     "deployment",
     (
         Flag("num_hosts", "hosts of the deployment", to_positive, 1, supported=(1,)),
-        Flag("data_parallel_size", "replicas of every worker", to_positive, 1, supported=(1,)),
         Flag(
             "worker_distributed_method",
             "mp (a process per worker), thread (all workers in one process, each with its own "

@@ -36,7 +36,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "tokenizer_mode": ("slow", "slow"), "sliding_window": ("4096", 4096),
     "generation_config": ("ignore", "ignore"), "load_format": ("dummy", "dummy"),
     "max_model_len": ("2048", 2048), "seed": ("18446744073709551615", 2**64 - 1),
-    "num_hosts": ("1", 1), "disagg_topo": ("3,1", "3,1"), "data_parallel_size": ("1", 1),
+    "num_hosts": ("1", 1), "disagg_topo": ("3,1", "3,1"), "data_parallel_size": ("3", 3),
     "tensor_parallel_size": ("4", 4), "kv_cache_dtype": ("bfloat16", "bfloat16"),
     "kernels": ("reference", "reference"), "worker_distributed_method": ("mp", "mp"),
     "kv_transports": ("grpc, shm", ("grpc", "shm")),
@@ -129,7 +129,6 @@ def test_the_last_of_several_values_counts() -> None:
         ("--enable_lora_cache=false", "--enable_lora_cache=false"),
         ("--max_num_mem_cached_lora=2", "--max_num_mem_cached_lora=2"),
         ("--num_hosts=2", "--num_hosts=2"),
-        ("--data_parallel_size=2", "--data_parallel_size=2"),
         ("--worker_distributed_method=ray", "--worker_distributed_method=ray"),
     ],
 )
