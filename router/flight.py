@@ -79,7 +79,8 @@ class Flight:
 
     def cut(self, error: Exception) -> None:
         """What has not been taken by `next` is not wanted any more, only the error."""
-        self._ready = asyncio.Queue()
+        while not self._ready.empty():  # one who waits in `next` waits for this very queue
+            self._ready.get_nowait()
         self.unread = 0
         self.fail(error)
 

@@ -44,7 +44,8 @@ MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
-        "kv_device", "kv_by_hand", "load", "machine_floors", "peer_runs", "peers", "step_gaps",
+        "kv_device", "kv_by_hand", "load", "paced_engine", "machine_floors", "peer_runs", "peers",
+        "step_gaps",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
@@ -52,8 +53,8 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports", "admission", "copies", "pace", "under_way", "models.families",
-        "models.weights",
+        "runner", "exports", "admission", "batching", "copies", "pace", "prefill_order", "waiting",
+        "under_way", "models.families", "models.weights",
     )
 }  # fmt: skip
 

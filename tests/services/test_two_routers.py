@@ -50,7 +50,7 @@ def stream_all(served: Deployment) -> tuple[list[list[int]], list[asyncio.Task[o
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_both_serve_at_once(topology: str) -> None:
-    async with deployment(topology, max_seqs=8) as served, beside(served) as other:
+    async with deployment(topology, num_blocks=160, max_seqs=8) as served, beside(served) as other:
         mine, my_tasks = stream_all(served)
         theirs, their_tasks = stream_all(other)
         await asyncio.wait_for(asyncio.gather(*my_tasks, *their_tasks), 10)
@@ -65,7 +65,7 @@ async def test_what_one_that_dies_had_is_freed_and_the_others_go_on(
     topology: str, begun: bool
 ) -> None:
     """While both decode, or while the prompts of both are computed and wait."""
-    async with deployment(topology, step_s=0.002, max_seqs=8) as served:
+    async with deployment(topology, step_s=0.002, num_blocks=160, max_seqs=8) as served:
         gates = [m.runner for name, m in served.members.items() if not name.startswith("decode")]
         async with beside(served) as other:
             if not begun:
