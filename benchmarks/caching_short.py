@@ -69,19 +69,32 @@ async def measure(send: SendPrompt, rounds: int, head_start_s: float, long: int)
     """`rounds` of both, by turns. The long prompt is `head_start_s` ahead."""
 
     async def shorts() -> float:
-        ttfts = await asyncio.gather(*(send(SHORT) for _ in range(COUNT)))
-        return percentile(ttfts, 99) or 0.0
+        return percentile(await _together([send(SHORT) for _ in range(COUNT)]), 99) or 0.0
+
+    async def shorts_later() -> float:
+        await asyncio.sleep(head_start_s)
+        return await shorts()
 
     figures = Figures([], [], [], [])
     await shorts()  # not counted
     for _ in range(rounds):
         figures.short_alone.append(await shorts())
         figures.long_alone.append(await send(long))
-        running = asyncio.ensure_future(send(long))
-        await asyncio.sleep(head_start_s)
-        figures.short_beside.append(await shorts())
-        figures.long_beside.append(await running)
+        beside, with_shorts = await _together([shorts_later(), send(long)])
+        figures.short_beside.append(beside)
+        figures.long_beside.append(with_shorts)
     return figures
+
+
+async def _together(all_of_them: Sequence[Awaitable[float]]) -> list[float]:
+    """What they give; when one fails, the others are given up first."""
+    tasks = [asyncio.ensure_future(each) for each in all_of_them]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def measure_paced(rounds: int, *, chunked: bool, long: int = LONG) -> Figures:
