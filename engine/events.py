@@ -54,7 +54,7 @@ class ReleaseExport:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Write KV of tokens [start, stop) of an importing sequence.
+    """Write KV of tokens [start, stop) of an importing sequence, none of them reused.
 
     `arrays` must stay readable until KVWritten answers.
     """
@@ -81,11 +81,15 @@ Command = Add | Abort | ReadKV | ReleaseExport | WriteKV | BeginDecode
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Slot and blocks are reserved; `tokens` tokens of KV will be computed or imported."""
+    """Slot and blocks are reserved for `tokens` tokens of KV.
+
+    Those of tokens [0, reused) are there already; the others will be computed or imported.
+    """
 
     id: SequenceId
     transfer_id: bytes
     tokens: int
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ JAX_FREE_ENGINE = {
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
         "runner", "exports", "admission", "copies", "pace", "under_way", "models.families",
-        "models.weights", "block_hash",
+        "models.weights", "block_hash", "prefix_cache", "reuse",
     )
 }  # fmt: skip
 
