@@ -40,6 +40,8 @@ from engine.plan import (
     StepPlan,
 )
 from engine.prefill_order import PrefillQueue
+from engine.prefix_cache import PrefixCache
+from engine.reuse import Reuse
 from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.types import (
     AttemptId,
@@ -64,8 +66,8 @@ IMPORTS_PER_BUSY_STEP = 2
 class Scheduler:
     """Owns the sequences and the block pool. Not thread safe: the engine thread's alone."""
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
-        """A scheduler without sequences.
+    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache | None = None) -> None:
+        """A scheduler without sequences; `cache` is of the pool's blocks.
 
         Raises:
             ValueError: decoding sequences could fill every step, and no prompt be computed.
@@ -81,7 +83,8 @@ class Scheduler:
         self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
-        self._admission = Admission(limits, pool, self._exports)
+        self._reuse = Reuse(cache, pool.block_size)
+        self._admission = Admission(limits, pool, self._exports, self._reuse)
         self._copies = CopyQueue(pool.block_size)
         self._fresh_slots: list[Sequence] = []
         self._under_way = StepsUnderWay()
@@ -125,7 +128,7 @@ class Scheduler:
         if (
             sequence is None
             or sequence.state is not SequenceState.IMPORTING
-            or not 0 <= command.start < command.stop <= len(sequence.tokens)
+            or not sequence.reused <= command.start < command.stop <= len(sequence.tokens)
         ):
             self._events.append(KVWritten(command.import_id, ok=False))
         else:
@@ -146,6 +149,7 @@ class Scheduler:
         if sequence is None or sequence.state is not SequenceState.IMPORTING:
             return
         sequence.computed = sequence.scheduled = len(sequence.tokens)
+        self._reuse.leave(sequence)
         token = command.first_token
         sequence.tokens.append(token)
         usable = 0 <= token < self.limits.vocab_size
@@ -216,6 +220,9 @@ class Scheduler:
 
     def take_events(self) -> tuple[Event, ...]:
         """Everything that has happened since the last call."""
+        changed = self._reuse.changes()
+        if changed is not None:
+            self._events.append(changed)
         events = tuple(self._events)
         self._events.clear()
         return events
@@ -224,17 +231,19 @@ class Scheduler:
         """Blocks are counted at their owners: one that has got lost is missing in the sum."""
         waiting = self._admission.waiting
         uncomputed = (len(s.tokens) - s.computed for s in (*waiting, *self._prefilling))
-        owned = sum(len(s.blocks) for s in self._sequences.values())
-        exported = sum(len(s.blocks) for s in self._exports if s.state is SequenceState.EXPORTED)
+        owned = sum(len(s.blocks) for s in self._sequences.values()) - self.pool.shares
         return Load(
             waiting=len(waiting),
             running=self._admission.taken_slots,
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
-            running_blocks=owned - exported + self.pool.retired,
-            exported_blocks=exported,
+            cached_blocks=self.pool.cached,
+            running_blocks=owned - self.pool.exported + self.pool.retired,
+            exported_blocks=self.pool.exported,
             # While prompts are computed it is they that the next one waits for.
             export_limited=self._exports.full and not self._prefilling,
+            prefix_queries=self._reuse.queries,
+            prefix_hits=self._reuse.hits,
         )
 
     def check_invariants(self) -> None:
@@ -256,6 +265,7 @@ class Scheduler:
         named = self._under_way.blocks(self.pool.block_size)
         self.pool.check_invariants(running, exported, named)
         self._under_way.check_sequences(self._sequences.values())
+        self._reuse.check_invariants(self._sequences.values())
         self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
         by_state = {
             SequenceState.WAITING: list(self._admission.waiting),
@@ -287,10 +297,12 @@ class Scheduler:
                 self._fresh_slots.append(sequence)
             else:
                 sequence.enter(SequenceState.IMPORTING)
-            transfer_id = sequence.request.transfer_id
+            transfer_id, reused = sequence.request.transfer_id, sequence.reused
+            self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens), reused))
             if not sequence.decodes_here:
                 self._exports.add(sequence)
-            self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens)))
+                if reused:
+                    self._events.append(Computed(transfer_id, reused))
 
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
@@ -304,7 +316,9 @@ class Scheduler:
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
         self._admission.free_slot(sequence)
-        self.pool.release(sequence.blocks.tolist(), sequence.last_step)
+        self._reuse.end(sequence)
+        exported = sequence.state is SequenceState.EXPORTED
+        self.pool.release(sequence.blocks.tolist(), sequence.last_step, exported=exported)
         sequence.blocks = no_blocks()
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
@@ -349,6 +363,7 @@ class Scheduler:
 
     def _commit_row(self, row: BatchRow, sequence: Sequence, outcome: StepOutcome) -> None:
         sequence.computed = row.stop
+        self._reuse.leave(sequence)
         exporting = not sequence.decodes_here
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
@@ -356,14 +371,13 @@ class Scheduler:
         if row.sampling is None:
             return
         token = outcome.tokens[row.id]
-        index = sequence.output_count
+        index, cached = sequence.output_count, self._reuse.of_prompt(sequence)
         sequence.unread -= 1
         sequence.tokens.append(token)
         finish = sequence.finish_after(token, self.limits.max_model_len)
         logprobs = outcome.logprobs.get(row.id)
-        delta = TokenDelta(
-            row.id, index, (token,), None if logprobs is None else (logprobs,), finish
-        )
+        scored = None if logprobs is None else (logprobs,)
+        delta = TokenDelta(row.id, index, (token,), scored, finish, cached)
         self._events.append(delta)
         if exporting:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))
