@@ -1,4 +1,4 @@
-"""Who may begin: the queue, the device slots, and how many blocks a sequence may come to need."""
+"""Who may begin: the queue, the device slots, and the blocks to begin with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.blocks import BlockPool
 from engine.exports import Exports
+from engine.growth import Growth
 from engine.limits import Limits
 from engine.reuse import Reuse
 from engine.sequence import Sequence
@@ -17,16 +18,18 @@ from engine.waiting import WaitingQueue
 
 class Admission:
     """In the order of the queue; but one that waits for a prefix that is being computed lets
-    others pass. What is admitted has its slot and every block that it can ever need here, so
-    nothing that runs can run out of blocks.
+    others pass. What is admitted has its slot and the blocks to begin with; see engine.growth.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, exports: Exports, reuse: Reuse) -> None:
+    def __init__(
+        self, limits: Limits, pool: BlockPool, exports: Exports, reuse: Reuse, growth: Growth
+    ) -> None:
         self.waiting = WaitingQueue()
         self._limits = limits
         self._pool = pool
         self._exports = exports
         self._reuse = reuse
+        self._growth = growth
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
 
     @property
@@ -44,7 +47,7 @@ class Admission:
             sequence, found = admissible
             self.waiting.remove(sequence)
             self._reuse.begin(sequence, found)
-            taken = self._pool.reserve(self._blocks_of(sequence) - len(found))
+            taken = self._pool.reserve(self._growth.first_blocks(sequence) - len(found))
             sequence.blocks = np.array([*found, *taken], np.int32)
             sequence.slot = self._slots.pop()
             yield sequence
@@ -59,7 +62,7 @@ class Admission:
         refusal = self._limits.refusal(request)
         if refusal is not None:
             return refusal
-        needed = self._blocks_of(Sequence.of(request))
+        needed = self._growth.most_blocks(Sequence.of(request))
         if needed > self._pool.num_blocks:
             return (
                 f"{needed} KV blocks of {self._pool.block_size} tokens are needed, "
@@ -88,12 +91,5 @@ class Admission:
         if not sequence.decodes_here and self._exports.full:
             return False
         evictable = self._pool.available - sum(map(self._pool.is_cached, found))
-        return self._blocks_of(sequence) - len(found) <= evictable
-
-    def _blocks_of(self, sequence: Sequence) -> int:
-        """Blocks for all the tokens whose KV this worker may have to hold for `sequence`."""
-        tokens = len(sequence.tokens)
-        if sequence.decodes_here:
-            # The KV of the very last token is never needed.
-            tokens = max(sequence.most_tokens(self._limits.max_model_len) - 1, tokens)
-        return self._pool.blocks_for(tokens)
+        needed = self._growth.first_blocks(sequence) - len(found)
+        return needed + self._growth.headroom <= evictable

@@ -26,6 +26,7 @@ from engine.events import (
     WriteKV,
 )
 from engine.exports import Exports
+from engine.growth import Growth
 from engine.limits import Limits
 from engine.plan import (
     LAST_SAMPLED,
@@ -84,7 +85,8 @@ class Scheduler:
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
         self._reuse = Reuse(cache, pool.block_size)
-        self._admission = Admission(limits, pool, self._exports, self._reuse)
+        self._growth = Growth(limits, pool)
+        self._admission = Admission(limits, pool, self._exports, self._reuse, self._growth)
         self._copies = CopyQueue(pool.block_size)
         self._fresh_slots: list[Sequence] = []
         self._under_way = StepsUnderWay()
@@ -175,14 +177,15 @@ class Scheduler:
         )
 
     def schedule(self) -> StepPlan:
-        """Admit what fits and choose the entries of the next step.
+        """Let grow what runs, admit what fits, and choose the entries of the next step.
 
         An empty plan is no step. Any other is under way from now on, and is to be committed
         after those before it.
         """
+        decoding = self._growth.grow(self._preempt)  # before others take what is free
         self._admit()
         number = self._under_way.next_number
-        rows = [self._row(s, s.length) for s in self._decoding.values() if not self._is_last(s)]
+        rows = [self._row(sequence, sequence.length) for sequence in decoding]
         if self._copies.reads and not rows:
             # A reader must not wait for the next prompt, which may take long.
             exports = StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP, number)))
@@ -276,6 +279,7 @@ class Scheduler:
             owners = {s.id for s in self._sequences.values() if s.state is state}
             assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
             assert len(owners) == len(queue), f"a sequence is {state.value} twice"
+        self._growth.check_owners(self._sequences.values())
         self._exports.check_owners(self._sequences.values())
         self._copies.check_owners(self._sequences.values())
 
@@ -291,6 +295,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for sequence in self._admission.admitted():
+            self._growth.begin(sequence)
             if Role.PREFILL in sequence.request.roles:
                 sequence.enter(SequenceState.PREFILLING)
                 self._prefilling.append(sequence)
@@ -304,6 +309,12 @@ class Scheduler:
                 if reused:
                     self._events.append(Computed(transfer_id, reused))
 
+    def _preempt(self, sequence: Sequence) -> None:
+        """Older sequences need its blocks."""
+        message = "its KV blocks were needed by older sequences"
+        self._events.append(Failure(sequence.id.attempt, FailureCode.PREEMPTED, message))
+        self.abort(sequence.id.attempt)
+
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
         if sequence.state is SequenceState.WAITING:
@@ -311,6 +322,7 @@ class Scheduler:
         elif sequence.state is SequenceState.PREFILLING:
             self._prefilling.remove(sequence)
         self._decoding.pop(sequence.id, None)
+        self._growth.end(sequence)
         self._exports.discard(sequence)
         self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
@@ -332,10 +344,6 @@ class Scheduler:
                 output = tuple(sequence.tokens[len(prompt) :])
                 yield LoadTokenCounts(sequence.slot, prompt, output)
         self._fresh_slots.clear()
-
-    def _is_last(self, sequence: Sequence) -> bool:
-        """A step under way samples the last token that it may have."""
-        return sequence.length >= sequence.most_tokens(self.limits.max_model_len)
 
     def _prefill_rows(self, budget: int) -> list[_Row]:
         rows: list[_Row] = []

@@ -160,6 +160,7 @@ class FailureCode(enum.Enum):
     INVALID = "invalid"  # the request can never be served here
     TRANSFER = "transfer"  # the KV handoff broke
     INTERNAL = "internal"  # a fault of the worker
+    PREEMPTED = "preempted"  # older sequences needed its KV blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ _FAILURE = {
     FailureCode.INTERNAL: wire.FAILURE_INTERNAL,
     FailureCode.INVALID: wire.FAILURE_INVALID,
     FailureCode.TRANSFER: wire.FAILURE_TRANSFER,
+    FailureCode.PREEMPTED: wire.FAILURE_PREEMPTED,
 }
 _FAILURE_BACK = {number: code for code, number in _FAILURE.items()}
 

@@ -18,12 +18,14 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_INTERNAL: _ClassVar[FailureCode]
     FAILURE_INVALID: _ClassVar[FailureCode]
     FAILURE_TRANSFER: _ClassVar[FailureCode]
+    FAILURE_PREEMPTED: _ClassVar[FailureCode]
 FINISH_NONE: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
 FAILURE_INTERNAL: FailureCode
 FAILURE_INVALID: FailureCode
 FAILURE_TRANSFER: FailureCode
+FAILURE_PREEMPTED: FailureCode
 
 class Down(_message.Message):
     __slots__ = ("hello", "start", "abort", "drain")

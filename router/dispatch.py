@@ -40,6 +40,7 @@ from router.flight import (
     AttemptHandedOver,
     AttemptInvalid,
     AttemptLost,
+    AttemptPreempted,
     AttemptRejected,
     Flight,
 )
@@ -201,7 +202,7 @@ class Dispatcher:
                 refused_at = refused_at or loop.time()
             except AttemptInvalid as error:
                 raise BadRequest(str(error)) from None
-            except AttemptHandedOver as error:
+            except (AttemptHandedOver, AttemptPreempted) as error:
                 refused_at = None
                 log.info("request %s, attempt %d: %s", request_id, attempt.attempt, error)
             except AttemptLost as error:
@@ -357,6 +358,8 @@ class Dispatcher:
                 continue
             if failure.code is FailureCode.INVALID:
                 flight.fail(AttemptInvalid(failure.message))
+            elif failure.code is FailureCode.PREEMPTED:
+                flight.fail(AttemptPreempted(failure.message))
             elif failure.code is FailureCode.TRANSFER:
                 error = AttemptLost(failure.message)
                 asyncio.get_running_loop().call_later(TRANSFER_GRACE_S, flight.fail, error)

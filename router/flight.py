@@ -17,6 +17,10 @@ class AttemptHandedOver(AttemptLost):
     """Its worker has drained and leaves the rest to another."""
 
 
+class AttemptPreempted(AttemptLost):
+    """Its decode worker gave its KV blocks to older ones; that costs an attempt and no more."""
+
+
 class AttemptRejected(AttemptLost):
     """A worker did not take it."""
 

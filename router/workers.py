@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
+from engine.types import COLOCATED, AttemptId, FailureCode, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
@@ -82,7 +82,8 @@ class WorkerPool:
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
     be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
-    have counted of KV transfers, lost workers included.
+    have counted of KV transfers, lost workers included; `preemptions` counts the attempts of this
+    router that were put off for want of KV blocks.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -96,6 +97,7 @@ class WorkerPool:
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.preemptions = 0
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
@@ -260,6 +262,7 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
+        self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:

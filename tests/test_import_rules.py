@@ -53,8 +53,9 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports", "admission", "batching", "copies", "pace", "prefill_order", "waiting",
-        "under_way", "models.families", "models.weights", "block_hash", "prefix_cache", "reuse",
+        "runner", "exports", "admission", "batching", "growth", "copies", "pace", "prefill_order",
+        "waiting", "under_way", "models.families", "models.weights", "block_hash", "prefix_cache",
+        "reuse",
     )
 }  # fmt: skip
 

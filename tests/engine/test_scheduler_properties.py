@@ -371,7 +371,10 @@ class EngineMachine(RuleBasedStateMachine):
         served.ended |= over
 
     def take_failure(self, served: Served, code: FailureCode) -> None:
-        if served.begun:  # its first token was its last
+        if code is FailureCode.PREEMPTED:
+            assert served.admitted
+            assert served.request.roles is not Role.PREFILL
+        elif served.begun:  # its first token was its last
             assert code is FailureCode.TRANSFER
             assert tuple(served.output) == answer(served.request)[0]
         else:  # only a second user of a transfer_id, or too many blocks
