@@ -54,8 +54,8 @@ class Accelerators:
         """Raise ConfigError when there are not `devices` devices for each of `workers`."""
         if self.count and workers * devices > self.count:
             raise ConfigError(
-                f"{workers} workers (--disagg_topo) of {devices} devices each "
-                f"(--tensor_parallel_size) need {workers * devices} {self.kind} devices, "
+                f"{workers} workers (--disagg_topo, --data_parallel_size) of {devices} devices "
+                f"each (--tensor_parallel_size) need {workers * devices} {self.kind} devices, "
                 f"this host {'lets us use' if self.names else 'has'} {self.count}"
             )
 

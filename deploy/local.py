@@ -44,12 +44,7 @@ async def running_deployment(
     except BaseException:
         listener.close()
         raise
-    shape = (
-        "one colocated worker"
-        if topology is None
-        else f"{topology.prefill} prefill and {topology.decode} decode workers"
-    )
-    log.info("%s: %s", config.model.model, shape)
+    log.info("%s: %s", config.model.model, _shape(topology, config.data_parallel_size))
     devices = config.engine.tensor_parallel_size
     flags = [flag for flag in worker_flags if not flag.startswith("--model=")]
     flags += [f"--model={folders.model}", f"--log_level={config.log_level}"]
@@ -59,6 +54,7 @@ async def running_deployment(
             flags,
             accelerators,
             devices,
+            replicas=config.data_parallel_size,
             in_threads=in_threads,
             restart_wait_s=config.life.restart_wait_s,
         ) as workers,
@@ -69,6 +65,13 @@ async def running_deployment(
         workers.watch(router.pool)
         log.info("listening at %s, not ready yet", router.url)
         yield router, workers
+
+
+def _shape(topology: Topology | None, replicas: int) -> str:
+    if topology is None:
+        return "one colocated worker" if replicas == 1 else f"{replicas} colocated workers"
+    prefill, decode = replicas * topology.prefill, replicas * topology.decode
+    return f"{prefill} prefill and {decode} decode workers"
 
 
 def works_in_threads(method: str | None, topology: Topology | None, kind: str) -> bool:

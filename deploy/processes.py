@@ -89,12 +89,14 @@ class WorkerProcess:
                 self.process.send_signal(number)
 
 
-def plan_processes(topology: Topology | None, folder: Path) -> list[WorkerProcess]:
-    """A process for each worker of a topology.
+def plan_processes(
+    topology: Topology | None, folder: Path, replicas: int = 1
+) -> list[WorkerProcess]:
+    """A process for each worker, see `deploy.roster.plan_workers`.
 
     Cores are divided among the workers where there are enough; else all share all.
     """
-    workers = plan_workers(topology, folder)
+    workers = plan_workers(topology, folder, replicas)
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // len(workers)
     return [
@@ -109,10 +111,13 @@ def plan_processes(topology: Topology | None, folder: Path) -> list[WorkerProces
     ]
 
 
-def plan_threads(topology: Topology | None, folder: Path) -> WorkerProcess:
-    """One process for all workers of a topology, with every device of this host."""
+def plan_threads(topology: Topology | None, folder: Path, replicas: int = 1) -> WorkerProcess:
+    """One process for all workers, with every device of this host."""
     flags = [f"--address=unix:{folder}"]
     if topology is not None:
         flags.append(f"--disagg_topo={topology.prefill},{topology.decode}")
-    addresses = {worker.address: worker.roles for worker in plan_workers(topology, folder)}
+    if replicas > 1:
+        flags.append(f"--data_parallel_size={replicas}")
+    workers = plan_workers(topology, folder, replicas)
+    addresses = {worker.address: worker.roles for worker in workers}
     return WorkerProcess("workers", "deploy.threads", tuple(flags), None, addresses)

@@ -18,11 +18,14 @@ class PlannedWorker:
     address: str
 
 
-def plan_workers(topology: Topology | None, folder: Path) -> list[PlannedWorker]:
-    """The workers of a topology, prefill first, with sockets in `folder`; None is one for all."""
+def plan_workers(topology: Topology | None, folder: Path, replicas: int = 1) -> list[PlannedWorker]:
+    """The workers of a topology, prefill first, each `replicas` times, with sockets in `folder`.
+
+    None is workers that do both.
+    """
     if topology is None:
-        named = [("worker-0", COLOCATED)]
+        named = [(f"worker-{i}", COLOCATED) for i in range(replicas)]
     else:
-        named = [(f"prefill-{i}", Role.PREFILL) for i in range(topology.prefill)]
-        named += [(f"decode-{i}", Role.DECODE) for i in range(topology.decode)]
+        named = [(f"prefill-{i}", Role.PREFILL) for i in range(replicas * topology.prefill)]
+        named += [(f"decode-{i}", Role.DECODE) for i in range(replicas * topology.decode)]
     return [PlannedWorker(name, roles, f"unix:{folder / name}.sock") for name, roles in named]

@@ -72,10 +72,13 @@ class LocalWorkers:
         accelerators: Accelerators,
         devices: int = 1,
         *,
+        replicas: int = 1,
         in_threads: bool = False,
         restart_wait_s: float = 1.0,
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
+
+        `replicas`: how many there are of each worker of `topology`.
 
         `restart_wait_s` is the first wait of a worker that has died; see `Restarts`.
         `in_threads`: all workers in one process, which divides the devices among them.
@@ -84,7 +87,7 @@ class LocalWorkers:
             ConfigError: there are fewer accelerators than workers.
         """
         workers = 1 if topology is None else topology.prefill + topology.decode
-        accelerators.check_enough(workers, devices)
+        accelerators.check_enough(replicas * workers, devices)
         if not in_threads:
             accelerators.check_divisible(devices)
         # What each process is to see; in threads the workers divide all there is.
@@ -92,12 +95,9 @@ class LocalWorkers:
         self._devices = devices
         # Short: a socket's path has 107 bytes at most. mkdtemp makes it mode 0700.
         self._folder = Path(tempfile.mkdtemp(prefix="hexserve-"))
-        self.addresses = [worker.address for worker in plan_workers(topology, self._folder)]
-        processes = (
-            [plan_threads(topology, self._folder)]
-            if in_threads
-            else plan_processes(topology, self._folder)
-        )
+        planned = (topology, self._folder, replicas)
+        self.addresses = [worker.address for worker in plan_workers(*planned)]
+        processes = [plan_threads(*planned)] if in_threads else plan_processes(*planned)
         self._supervised = [
             _Supervised(process, i, Restarts(restart_wait_s)) for i, process in enumerate(processes)
         ]

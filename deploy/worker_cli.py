@@ -25,8 +25,8 @@ def main(roles: Role, prog: str) -> None:
 
 def threads_main(prog: str) -> None:
     """Run all workers of a topology in this process; exits as `main` does."""
-    config, topology = _configured(threads_config, prog)
-    _run(config, plan_workers(topology, Path(config.address.removeprefix("unix:"))))
+    config, topology, replicas = _configured(threads_config, prog)
+    _run(config, plan_workers(topology, Path(config.address.removeprefix("unix:")), replicas))
 
 
 def _configured(configure: Callable[[Sequence[str], Environment, str], _T], prog: str) -> _T:

@@ -1,35 +1,41 @@
-"""Who may begin: the queue, the device slots, and how many blocks a sequence may come to need."""
+"""Who may begin: the queue, the device slots, and the blocks to begin with."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
 
 from engine.blocks import BlockPool
 from engine.exports import Exports
+from engine.growth import Growth
 from engine.limits import Limits
+from engine.reuse import Reuse
 from engine.sequence import Sequence
 from engine.types import SequenceRequest
+from engine.waiting import WaitingQueue
 
 
 class Admission:
-    """First come, first served. What is admitted has its slot and every block that it can ever
-    need here, so nothing that runs can run out of blocks.
+    """In the order of the queue; but one that waits for a prefix that is being computed lets
+    others pass. What is admitted has its slot and the blocks to begin with; see engine.growth.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, exports: Exports) -> None:
-        self.waiting: deque[Sequence] = deque()
+    def __init__(
+        self, limits: Limits, pool: BlockPool, exports: Exports, reuse: Reuse, growth: Growth
+    ) -> None:
+        self.waiting = WaitingQueue()
         self._limits = limits
         self._pool = pool
         self._exports = exports
+        self._reuse = reuse
+        self._growth = growth
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
 
     @property
     def possible(self) -> bool:
-        """The first in the queue has room."""
-        return bool(self.waiting) and self._has_room(self.waiting[0])
+        """The next in the queue has room."""
+        return self._next() is not None
 
     @property
     def taken_slots(self) -> int:
@@ -37,10 +43,12 @@ class Admission:
 
     def admitted(self) -> Iterator[Sequence]:
         """Take those that have room off the queue, each with its slot and blocks."""
-        while self.possible:
-            sequence = self.waiting.popleft()
-            taken = self._pool.reserve(self._blocks_of(sequence))
-            sequence.blocks = np.array(taken, np.int32)
+        while (admissible := self._next()) is not None:
+            sequence, found = admissible
+            self.waiting.remove(sequence)
+            self._reuse.begin(sequence, found)
+            taken = self._pool.reserve(self._growth.first_blocks(sequence) - len(found))
+            sequence.blocks = np.array([*found, *taken], np.int32)
             sequence.slot = self._slots.pop()
             yield sequence
 
@@ -54,7 +62,7 @@ class Admission:
         refusal = self._limits.refusal(request)
         if refusal is not None:
             return refusal
-        needed = self._blocks_of(Sequence.of(request))
+        needed = self._growth.most_blocks(Sequence.of(request))
         if needed > self._pool.num_blocks:
             return (
                 f"{needed} KV blocks of {self._pool.block_size} tokens are needed, "
@@ -66,14 +74,22 @@ class Admission:
         """Raise AssertionError when the slots that are not free are others than `taken`."""
         assert sorted([*taken, *self._slots]) == list(range(self._limits.max_seqs)), "slots"
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        limited = not sequence.decodes_here and self._exports.full
-        return bool(self._slots) and self._blocks_of(sequence) <= self._pool.free and not limited
+    def _next(self) -> tuple[Sequence, list[int]] | None:
+        """The first that waits for nothing but room, with the cached blocks that it begins with.
 
-    def _blocks_of(self, sequence: Sequence) -> int:
-        """Blocks for all the tokens whose KV this worker may have to hold for `sequence`."""
-        tokens = len(sequence.tokens)
-        if sequence.decodes_here:
-            # The KV of the very last token is never needed.
-            tokens = max(sequence.most_tokens(self._limits.max_model_len) - 1, tokens)
-        return self._pool.blocks_for(tokens)
+        None when there is no room for it, or no such sequence.
+        """
+        if not self._slots:
+            return None
+        for sequence in self.waiting:
+            found = self._reuse.find(sequence)
+            if found is not None:
+                return (sequence, found) if self._has_room(sequence, found) else None
+        return None
+
+    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+        if not sequence.decodes_here and self._exports.full:
+            return False
+        evictable = self._pool.available - sum(map(self._pool.is_cached, found))
+        needed = self._growth.first_blocks(sequence) - len(found)
+        return needed + self._growth.headroom <= evictable

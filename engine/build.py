@@ -12,11 +12,12 @@ import numpy as np
 
 from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
+from engine.batching import derive_limits
 from engine.blocks import BlockPool
 from engine.engine import Engine
 from engine.kv_memory import KVNeeds, asks_device, choose_blocks, step_bytes
 from engine.limits import Limits
-from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes, round_up
+from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import ModelLimits, Role
@@ -34,9 +35,6 @@ log = logging.getLogger("hexserve.engine")
 CHUNK_BYTES = 3 * 2**20
 """KV moves between workers in chunks of about this size: small beside a decode step."""
 FAKE_BLOCKS = 4096
-PREFILL_CHUNK_TOKENS = 512
-"""A prefill worker computes a prompt in chunks of so many tokens, and the KV of one travels while
-the next is computed. Larger ones compute hardly faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +95,6 @@ def _max_model_len(most: int, model: ModelConfig) -> int:
     return asked or most
 
 
-def _limits(
-    roles: Role, sizes: BatchSizes, max_model_len: int, vocab: int, config: EngineConfig
-) -> Limits:
-    decode = sizes.max_decode_seqs if Role.DECODE in roles else 0
-    # Where sequences decode as well, a prompt is computed whole.
-    chunk = round_up(PREFILL_CHUNK_TOKENS, sizes.prefill_len_padding)
-    prompt = max_model_len if decode else min(max_model_len, chunk)
-    return Limits(
-        max_seqs=decode or sizes.max_prefill_seqs,
-        max_prefill_seqs=sizes.max_prefill_seqs,
-        max_batch_tokens=max(prompt, sizes.max_prefill_seqs + 1) + decode,
-        max_waiting=config.max_queued_requests,
-        max_model_len=max_model_len,
-        vocab_size=vocab,
-        max_exported_fraction=config.max_exported_fraction,
-    )
-
-
 def _model_limits(
     checkpoint: CheckpointConfig, limits: Limits, pool: BlockPool, fingerprint: str
 ) -> ModelLimits:
@@ -147,7 +127,7 @@ def _build_fake(
     sizes = with_platform_defaults(config, "cpu")
     vocab, blocks = checkpoint.vocab_size, config.num_blocks or FAKE_BLOCKS
     max_model_len = _max_model_len(checkpoint.max_position_embeddings, model)
-    limits = _limits(roles, sizes, max_model_len, vocab, config)
+    limits = derive_limits(roles, sizes, max_model_len, vocab, config)
     pool = BlockPool(blocks, config.block_size)
     runner = fake.FakeRunner(blocks, config.block_size, vocab)
     arrays = (KVArray("tokens", "int32", 1, 1, 1),)
@@ -177,7 +157,7 @@ def _build_jax(
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     most = stretched_length(traits, checkpoint.max_position_embeddings)
     max_model_len = _max_model_len(most, model)
-    limits = _limits(roles, sizes, max_model_len, traits.vocab, config)
+    limits = derive_limits(roles, sizes, max_model_len, traits.vocab, config)
     shapes = _shapes(roles, limits, sizes, config.block_size)
     placement = _placement(traits, devices, config.kernels, dtype, kv_dtype)
 

@@ -54,7 +54,7 @@ class ReleaseExport:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Write KV of tokens [start, stop) of an importing sequence.
+    """Write KV of tokens [start, stop) of an importing sequence, none of them reused.
 
     `arrays` must stay readable until KVWritten answers.
     """
@@ -81,11 +81,15 @@ Command = Add | Abort | ReadKV | ReleaseExport | WriteKV | BeginDecode
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Slot and blocks are reserved; `tokens` tokens of KV will be computed or imported."""
+    """Slot and blocks are reserved for `tokens` tokens of KV.
+
+    Those of tokens [0, reused) are there already; the others will be computed or imported.
+    """
 
     id: SequenceId
     transfer_id: bytes
     tokens: int
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,29 @@ class KVWritten:
     ok: bool
 
 
-Event = Admitted | Rejected | Computed | Prefilled | KVRead | KVWritten | TokenDelta | Failure
+@dataclass(frozen=True, slots=True)
+class CacheChanged:
+    """Full blocks whose KV has become reusable here, and those that have been evicted.
+
+    By the chain hashes of engine.block_hash. Taken in order from an empty set, `evicted` before
+    `added`, these events give what is cached: none is added twice or evicted unless it is there.
+    """
+
+    added: tuple[int, ...]
+    evicted: tuple[int, ...]
+
+
+Event = (
+    Admitted
+    | Rejected
+    | Computed
+    | Prefilled
+    | KVRead
+    | KVWritten
+    | CacheChanged
+    | TokenDelta
+    | Failure
+)
 
 
 @dataclass(frozen=True, slots=True)

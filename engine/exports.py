@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from engine.sequence import Sequence, SequenceState
 
 
@@ -35,8 +37,11 @@ class Exports:
     @property
     def full(self) -> bool:
         """No prefill may be admitted beside these."""
-        held = sum(len(sequence.blocks) for sequence in self)
-        return bool(self._sequences) and held >= self._most_blocks
+        if not self._sequences or sum(len(s.blocks) for s in self) < self._most_blocks:
+            return False
+        # Blocks that several of them share count once.
+        held = np.unique(np.concatenate([s.blocks for s in self]))
+        return len(held) >= self._most_blocks
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError when they are not those of `sequences` that export KV."""

@@ -19,6 +19,7 @@ class Limits:
         max_model_len: prompt and output tokens of one sequence.
         max_exported_fraction: share of the blocks that prefills for other workers hold, from
             their admission until they have been fetched, at which no further one begins.
+        interleave_prefills: prompts take turns by what they have left; see engine.prefill_order.
     """
 
     max_seqs: int
@@ -28,6 +29,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_exported_fraction: float = 1.0
+    interleave_prefills: bool = False
 
     def refusal(self, request: SequenceRequest) -> str | None:
         """Why `request` can never be computed, whatever else there is to do; None if it can."""

@@ -8,7 +8,6 @@ dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from engine.admission import Admission
@@ -27,6 +26,7 @@ from engine.events import (
     WriteKV,
 )
 from engine.exports import Exports
+from engine.growth import Growth
 from engine.limits import Limits
 from engine.plan import (
     LAST_SAMPLED,
@@ -40,6 +40,9 @@ from engine.plan import (
     StepOutcome,
     StepPlan,
 )
+from engine.prefill_order import PrefillQueue
+from engine.prefix_cache import PrefixCache
+from engine.reuse import Reuse
 from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.types import (
     AttemptId,
@@ -64,8 +67,8 @@ IMPORTS_PER_BUSY_STEP = 2
 class Scheduler:
     """Owns the sequences and the block pool. Not thread safe: the engine thread's alone."""
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
-        """A scheduler without sequences.
+    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache | None = None) -> None:
+        """A scheduler without sequences; `cache` is of the pool's blocks.
 
         Raises:
             ValueError: decoding sequences could fill every step, and no prompt be computed.
@@ -78,10 +81,12 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._sequences: dict[SequenceId, Sequence] = {}
-        self._prefilling: deque[Sequence] = deque()
+        self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
-        self._admission = Admission(limits, pool, self._exports)
+        self._reuse = Reuse(cache, pool.block_size)
+        self._growth = Growth(limits, pool)
+        self._admission = Admission(limits, pool, self._exports, self._reuse, self._growth)
         self._copies = CopyQueue(pool.block_size)
         self._fresh_slots: list[Sequence] = []
         self._under_way = StepsUnderWay()
@@ -125,7 +130,7 @@ class Scheduler:
         if (
             sequence is None
             or sequence.state is not SequenceState.IMPORTING
-            or not 0 <= command.start < command.stop <= len(sequence.tokens)
+            or not sequence.reused <= command.start < command.stop <= len(sequence.tokens)
         ):
             self._events.append(KVWritten(command.import_id, ok=False))
         else:
@@ -146,6 +151,7 @@ class Scheduler:
         if sequence is None or sequence.state is not SequenceState.IMPORTING:
             return
         sequence.computed = sequence.scheduled = len(sequence.tokens)
+        self._reuse.leave(sequence)
         token = command.first_token
         sequence.tokens.append(token)
         usable = 0 <= token < self.limits.vocab_size
@@ -171,14 +177,15 @@ class Scheduler:
         )
 
     def schedule(self) -> StepPlan:
-        """Admit what fits and choose the entries of the next step.
+        """Let grow what runs, admit what fits, and choose the entries of the next step.
 
         An empty plan is no step. Any other is under way from now on, and is to be committed
         after those before it.
         """
+        decoding = self._growth.grow(self._preempt)  # before others take what is free
         self._admit()
         number = self._under_way.next_number
-        rows = [self._row(s, s.length) for s in self._decoding.values() if not self._is_last(s)]
+        rows = [self._row(sequence, sequence.length) for sequence in decoding]
         if self._copies.reads and not rows:
             # A reader must not wait for the next prompt, which may take long.
             exports = StepPlan(tuple(self._copies.take_exports(EXPORTS_PER_STEP, number)))
@@ -216,6 +223,9 @@ class Scheduler:
 
     def take_events(self) -> tuple[Event, ...]:
         """Everything that has happened since the last call."""
+        changed = self._reuse.changes()
+        if changed is not None:
+            self._events.append(changed)
         events = tuple(self._events)
         self._events.clear()
         return events
@@ -224,17 +234,19 @@ class Scheduler:
         """Blocks are counted at their owners: one that has got lost is missing in the sum."""
         waiting = self._admission.waiting
         uncomputed = (len(s.tokens) - s.computed for s in (*waiting, *self._prefilling))
-        owned = sum(len(s.blocks) for s in self._sequences.values())
-        exported = sum(len(s.blocks) for s in self._exports if s.state is SequenceState.EXPORTED)
+        owned = sum(len(s.blocks) for s in self._sequences.values()) - self.pool.shares
         return Load(
             waiting=len(waiting),
             running=self._admission.taken_slots,
             waiting_tokens=sum(uncomputed),
             free_blocks=self.pool.free,
-            running_blocks=owned - exported + self.pool.retired,
-            exported_blocks=exported,
+            cached_blocks=self.pool.cached,
+            running_blocks=owned - self.pool.exported + self.pool.retired,
+            exported_blocks=self.pool.exported,
             # While prompts are computed it is they that the next one waits for.
             export_limited=self._exports.full and not self._prefilling,
+            prefix_queries=self._reuse.queries,
+            prefix_hits=self._reuse.hits,
         )
 
     def check_invariants(self) -> None:
@@ -256,6 +268,7 @@ class Scheduler:
         named = self._under_way.blocks(self.pool.block_size)
         self.pool.check_invariants(running, exported, named)
         self._under_way.check_sequences(self._sequences.values())
+        self._reuse.check_invariants(self._sequences.values())
         self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
         by_state = {
             SequenceState.WAITING: list(self._admission.waiting),
@@ -266,6 +279,7 @@ class Scheduler:
             owners = {s.id for s in self._sequences.values() if s.state is state}
             assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
             assert len(owners) == len(queue), f"a sequence is {state.value} twice"
+        self._growth.check_owners(self._sequences.values())
         self._exports.check_owners(self._sequences.values())
         self._copies.check_owners(self._sequences.values())
 
@@ -281,32 +295,42 @@ class Scheduler:
 
     def _admit(self) -> None:
         for sequence in self._admission.admitted():
+            self._growth.begin(sequence)
             if Role.PREFILL in sequence.request.roles:
                 sequence.enter(SequenceState.PREFILLING)
                 self._prefilling.append(sequence)
                 self._fresh_slots.append(sequence)
             else:
                 sequence.enter(SequenceState.IMPORTING)
-            transfer_id = sequence.request.transfer_id
+            transfer_id, reused = sequence.request.transfer_id, sequence.reused
+            self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens), reused))
             if not sequence.decodes_here:
                 self._exports.add(sequence)
-            self._events.append(Admitted(sequence.id, transfer_id, len(sequence.tokens)))
+                if reused:
+                    self._events.append(Computed(transfer_id, reused))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Older sequences need its blocks."""
+        message = "its KV blocks were needed by older sequences"
+        self._events.append(Failure(sequence.id.attempt, FailureCode.PREEMPTED, message))
+        self.abort(sequence.id.attempt)
 
     def _end(self, sequence: Sequence) -> None:
         """The one way out: give everything back and forget the sequence."""
-        queue = {
-            SequenceState.WAITING: self._admission.waiting,
-            SequenceState.PREFILLING: self._prefilling,
-        }.get(sequence.state)
-        if queue is not None:
-            queue.remove(sequence)
+        if sequence.state is SequenceState.WAITING:
+            self._admission.waiting.remove(sequence)
+        elif sequence.state is SequenceState.PREFILLING:
+            self._prefilling.remove(sequence)
         self._decoding.pop(sequence.id, None)
+        self._growth.end(sequence)
         self._exports.discard(sequence)
         self._events += self._copies.drop(sequence)
         if sequence in self._fresh_slots:
             self._fresh_slots.remove(sequence)
         self._admission.free_slot(sequence)
-        self.pool.release(sequence.blocks.tolist(), sequence.last_step)
+        self._reuse.end(sequence)
+        exported = sequence.state is SequenceState.EXPORTED
+        self.pool.release(sequence.blocks.tolist(), sequence.last_step, exported=exported)
         sequence.blocks = no_blocks()
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
@@ -321,22 +345,12 @@ class Scheduler:
                 yield LoadTokenCounts(sequence.slot, prompt, output)
         self._fresh_slots.clear()
 
-    def _is_last(self, sequence: Sequence) -> bool:
-        """A step under way samples the last token that it may have."""
-        return sequence.length >= sequence.most_tokens(self.limits.max_model_len)
-
     def _prefill_rows(self, budget: int) -> list[_Row]:
         rows: list[_Row] = []
-        for sequence in tuple(self._prefilling):
-            if len(rows) == self.limits.max_prefill_seqs or budget == 0:
-                break
-            left = len(sequence.tokens) - sequence.scheduled
-            if left == 0:
-                continue  # until its first token has been read back and it is exported
-            count = min(left, budget)
-            budget -= count
-            rows.append(self._row(sequence, sequence.scheduled + count))
-            if count == left and sequence.decodes_here:
+        for sequence, count in self._prefilling.shares(budget):
+            stop = sequence.scheduled + count
+            rows.append(self._row(sequence, stop))
+            if stop == len(sequence.tokens) and sequence.decodes_here:
                 self._prefilling.remove(sequence)
                 self._start_decoding(sequence)
         return rows
@@ -357,6 +371,7 @@ class Scheduler:
 
     def _commit_row(self, row: BatchRow, sequence: Sequence, outcome: StepOutcome) -> None:
         sequence.computed = row.stop
+        self._reuse.leave(sequence)
         exporting = not sequence.decodes_here
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
@@ -364,14 +379,13 @@ class Scheduler:
         if row.sampling is None:
             return
         token = outcome.tokens[row.id]
-        index = sequence.output_count
+        index, cached = sequence.output_count, self._reuse.of_prompt(sequence)
         sequence.unread -= 1
         sequence.tokens.append(token)
         finish = sequence.finish_after(token, self.limits.max_model_len)
         logprobs = outcome.logprobs.get(row.id)
-        delta = TokenDelta(
-            row.id, index, (token,), None if logprobs is None else (logprobs,), finish
-        )
+        scored = None if logprobs is None else (logprobs,)
+        delta = TokenDelta(row.id, index, (token,), scored, finish, cached)
         self._events.append(delta)
         if exporting:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))

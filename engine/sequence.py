@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.prefix_cache import Prefix
 from engine.types import FinishReason, Role, SamplingParams, SequenceId, SequenceRequest
 
 
@@ -52,6 +53,9 @@ class Sequence:
         blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
             under way hold views of it: it is replaced, never changed.
         slot: row of the per-sequence state on the devices, -1 without one.
+        reused: tokens whose KV it found here when it was admitted.
+        prefix: its full blocks, as the prefix cache knows them.
+        awaits: name of a block that another one computes and that it waits for in the queue.
     """
 
     request: SequenceRequest
@@ -63,6 +67,9 @@ class Sequence:
     last_step: int = 0
     blocks: np.ndarray = field(default_factory=no_blocks)
     slot: int = -1
+    reused: int = 0
+    prefix: Prefix = field(default_factory=Prefix)
+    awaits: int | None = None
 
     @classmethod
     def of(cls, request: SequenceRequest) -> Sequence:

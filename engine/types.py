@@ -120,6 +120,7 @@ class SequenceRequest:
             prompt tokens, and positions and penalties go on after them.
         sampling: how to choose tokens; `max_tokens` counts `output` too.
         transfer_id: names the KV handoff, random per attempt; b"" when colocated.
+        priority: a lower one is served first.
     """
 
     id: SequenceId
@@ -128,6 +129,7 @@ class SequenceRequest:
     sampling: SamplingParams
     output: tuple[int, ...] = ()
     transfer_id: bytes = b""
+    priority: int = 0
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
@@ -140,7 +142,8 @@ class TokenDelta:
     """New tokens of one sequence from one engine step.
 
     `index` is the output position of `tokens[0]`. `logprobs`, when asked for, has one
-    entry per token. `finish` is set on the last delta of a sequence.
+    entry per token. `finish` is set on the last delta of a sequence. `cached_tokens` is set on
+    the first one, by whoever computed the prompt: how many of its tokens it had not to compute.
     """
 
     id: SequenceId
@@ -148,6 +151,7 @@ class TokenDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish: FinishReason | None = None
+    cached_tokens: int = 0
 
 
 class FailureCode(enum.Enum):
@@ -156,6 +160,7 @@ class FailureCode(enum.Enum):
     INVALID = "invalid"  # the request can never be served here
     TRANSFER = "transfer"  # the KV handoff broke
     INTERNAL = "internal"  # a fault of the worker
+    PREEMPTED = "preempted"  # older sequences needed its KV blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,8 @@ class Load:
     Blocks are counted by owner: free + cached + running + exported = total.
     `step_age_s` is how long the step now running has been running, 0 when idle; `compiles`
     how many programs were compiled after the warm-up, 0 in a sound engine. `export_limited`:
-    no prefill begins before readers have fetched what is exported.
+    no prefill begins before readers have fetched what is exported. Of `prefix_queries` tokens of
+    prompts begun here since the engine's start, `prefix_hits` were found in the prefix cache.
     """
 
     waiting: int = 0
@@ -187,6 +193,8 @@ class Load:
     step_age_s: float = 0.0
     compiles: int = 0
     export_limited: bool = False
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

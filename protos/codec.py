@@ -49,6 +49,7 @@ _FAILURE = {
     FailureCode.INTERNAL: wire.FAILURE_INTERNAL,
     FailureCode.INVALID: wire.FAILURE_INVALID,
     FailureCode.TRANSFER: wire.FAILURE_TRANSFER,
+    FailureCode.PREEMPTED: wire.FAILURE_PREEMPTED,
 }
 _FAILURE_BACK = {number: code for code, number in _FAILURE.items()}
 
@@ -130,7 +131,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def encode_start(order: StartOrder) -> wire.Start:
-    """A Start message; all sequences of an order share prompt, sampling and roles."""
+    """A Start message; all sequences of an order share all but choice and output."""
     first = order.sequences[0]
     return wire.Start(
         request_id=order.attempt.request_id,
@@ -143,6 +144,7 @@ def encode_start(order: StartOrder) -> wire.Start:
         sampling=_encode_sampling(first.sampling),
         transfer_id=first.transfer_id,
         sources=order.sources,
+        priority=first.priority,
     )
 
 
@@ -177,6 +179,7 @@ def decode_start(message: wire.Start) -> StartOrder:
             sampling,
             unpack_tokens(choice.output),
             message.transfer_id,
+            message.priority,
         )
         for choice in message.choices
     )

@@ -18,12 +18,14 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_INTERNAL: _ClassVar[FailureCode]
     FAILURE_INVALID: _ClassVar[FailureCode]
     FAILURE_TRANSFER: _ClassVar[FailureCode]
+    FAILURE_PREEMPTED: _ClassVar[FailureCode]
 FINISH_NONE: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
 FAILURE_INTERNAL: FailureCode
 FAILURE_INVALID: FailureCode
 FAILURE_TRANSFER: FailureCode
+FAILURE_PREEMPTED: FailureCode
 
 class Down(_message.Message):
     __slots__ = ("hello", "start", "abort", "drain")
@@ -46,7 +48,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "attempt", "roles", "prompt", "choices", "sampling", "transfer_id", "sources")
+    __slots__ = ("request_id", "attempt", "roles", "prompt", "choices", "sampling", "transfer_id", "sources", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +57,7 @@ class Start(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     roles: int
@@ -63,7 +66,8 @@ class Start(_message.Message):
     sampling: Sampling
     transfer_id: bytes
     sources: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., roles: _Optional[int] = ..., prompt: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., roles: _Optional[int] = ..., prompt: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("choice", "output")

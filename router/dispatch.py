@@ -28,15 +28,25 @@ from engine.types import (
     TokenDelta,
 )
 from protos.codec import TRANSFER_ID_BYTES, StartOrder, StepUpdate
-from router.errors import BadRequest, GenerationFailed, Overloaded, ReaderTooSlow, Unavailable
+from router.errors import (
+    BadRequest,
+    DeadlinePassed,
+    GenerationFailed,
+    Overloaded,
+    ReaderTooSlow,
+    Unavailable,
+)
 from router.flight import (
     AttemptHandedOver,
     AttemptInvalid,
     AttemptLost,
+    AttemptPreempted,
     AttemptRejected,
     Flight,
 )
+from router.generation import NOT_URGENT
 from router.policy import choose_colocated, choose_decode, choose_prefill
+from router.urgency import Urgency
 from router.workers import Worker, WorkerPool
 
 log = logging.getLogger("hexserve.router")
@@ -119,10 +129,11 @@ class Dispatcher:
         request_id: str,
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
+        urgency: Urgency = NOT_URGENT,
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
         with self._counted():
-            attempts = self._attempts(tuple(prompt), sampling, request_id, choice, begun)
+            attempts = self._attempts(tuple(prompt), sampling, request_id, choice, begun, urgency)
             async with aclosing(attempts) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -146,6 +157,7 @@ class Dispatcher:
         request_id: str,
         choice: int,
         begun: Callable[[], bool],
+        urgency: Urgency,
     ) -> AsyncGenerator[TokenDelta, None]:
         loop = asyncio.get_running_loop()
         output = list[int]()
@@ -163,12 +175,13 @@ class Dispatcher:
                 deadline=(refused_at or loop.time()) + self._worker_wait_s,
                 only_first=sampling.max_tokens - before == 1,
                 begun=lambda: bool(output) or begun(),
+                urgency=urgency,
             )
             fingerprint = placed[0][0].info.limits.fingerprint
             model = model or fingerprint
             if fingerprint != model:
                 raise Unavailable("the workers that are left serve another model")
-            flight = self._take_off(placed, sequence, prompt, tuple(output), sampling)
+            flight = self._take_off(placed, sequence, prompt, tuple(output), sampling, urgency)
             finished = False
             try:
                 while not finished:
@@ -189,7 +202,7 @@ class Dispatcher:
                 refused_at = refused_at or loop.time()
             except AttemptInvalid as error:
                 raise BadRequest(str(error)) from None
-            except AttemptHandedOver as error:
+            except (AttemptHandedOver, AttemptPreempted) as error:
                 refused_at = None
                 log.info("request %s, attempt %d: %s", request_id, attempt.attempt, error)
             except AttemptLost as error:
@@ -212,6 +225,7 @@ class Dispatcher:
         prompt: tuple[int, ...],
         output: tuple[int, ...],
         sampling: SamplingParams,
+        urgency: Urgency,
     ) -> Flight:
         attempt = sequence.attempt
         workers = tuple(worker for worker, _ in placed)
@@ -222,12 +236,22 @@ class Dispatcher:
         sources = workers[0].info.sources
         try:
             for worker, roles in placed:
-                request = SequenceRequest(sequence, roles, prompt, sampling, output, transfer_id)
+                request = SequenceRequest(
+                    sequence, roles, prompt, sampling, output, transfer_id, urgency.priority
+                )
                 worker.start(StartOrder(attempt, (request,), sources))
         except BaseException:  # values that the wire cannot carry
             self._land(attempt, flight, finished=False)
             raise
+        if urgency.deadline is not None:
+            loop = asyncio.get_running_loop()
+            flight.expiry = loop.call_at(urgency.deadline, self._expire, attempt, flight)
         return flight
+
+    def _expire(self, attempt: AttemptId, flight: Flight) -> None:
+        """Its deadline has passed. The workers are told at once: its client may not read."""
+        self._land(attempt, flight, finished=False)
+        flight.cut(DeadlinePassed())
 
     async def _workers_for(
         self,
@@ -236,10 +260,14 @@ class Dispatcher:
         deadline: float,
         only_first: bool,
         begun: Callable[[], bool],
+        urgency: Urgency,
     ) -> Placement:
         """As `_choose`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
         A request that has `begun` also waits for room, as it cannot be refused any more.
+
+        Raises:
+            DeadlinePassed: the request's own has.
         """
         loop = asyncio.get_running_loop()
         if self._waiting >= MAX_WAITING:
@@ -247,21 +275,21 @@ class Dispatcher:
         self._waiting += 1
         try:
             while True:
+                urgency.check()
                 left = deadline - loop.time()
                 try:
                     return self._choose(refusing, only_first=only_first)
                 except Unavailable:
                     if left <= 0 or self._pool.closing:
                         raise
-                    wait_s = left
                 except Overloaded:
                     if left <= 0 or not begun():
                         raise
                     refusing.clear()
-                    wait_s = min(left, FULL_RETRY_S)
+                    self._pool.waiting.wake_within(FULL_RETRY_S)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._pool.wait_for_change()
+                    async with asyncio.timeout_at(urgency.before(deadline)):
+                        await self._pool.wait_for_change(urgency.priority)
         finally:
             self._waiting -= 1
 
@@ -330,6 +358,8 @@ class Dispatcher:
                 continue
             if failure.code is FailureCode.INVALID:
                 flight.fail(AttemptInvalid(failure.message))
+            elif failure.code is FailureCode.PREEMPTED:
+                flight.fail(AttemptPreempted(failure.message))
             elif failure.code is FailureCode.TRANSFER:
                 error = AttemptLost(failure.message)
                 asyncio.get_running_loop().call_later(TRANSFER_GRACE_S, flight.fail, error)

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from router.disconnect import ClientLeft
-from router.errors import ServingError
+from router.errors import BodyTimeout, BodyTooLarge, ServingError
 
 
 def error_response(error: ServingError) -> Response:
@@ -18,7 +18,7 @@ def error_response(error: ServingError) -> Response:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if error.status in (408, 413):
+    if isinstance(error, (BodyTimeout, BodyTooLarge)):
         headers["Connection"] = "close"  # the rest of the body may not have been read
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
 

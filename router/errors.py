@@ -6,6 +6,7 @@ ServingError
 ├── Unauthorized    401: no valid API key
 ├── ModelNotFound   404
 ├── BodyTimeout     408: the body did not arrive in time
+├── DeadlinePassed  408: the request's own deadline has passed; an event in a stream
 ├── BodyTooLarge    413
 ├── Overloaded      429, Retry-After: too many requests, or every worker's queue is full
 ├── Unavailable     503, Retry-After: loading, draining, or no worker of a role is left
@@ -78,6 +79,17 @@ class BodyTimeout(ServingError):
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
+
+
+class DeadlinePassed(ServingError):
+    """408: `deadline_ms` was over before the answer was whole; nothing more is computed."""
+
+    status = 408
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("the request's deadline_ms has passed", param="deadline_ms")
 
 
 class BodyTooLarge(ServingError):

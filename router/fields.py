@@ -163,5 +163,5 @@ def _outside(value: float, low: float | None, high: float | None) -> bool:
 
 def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    return "" if low is None else f" of at least {low:g}"
+        return f" from {low} to {high}"
+    return "" if low is None else f" of at least {low}"

@@ -17,6 +17,10 @@ class AttemptHandedOver(AttemptLost):
     """Its worker has drained and leaves the rest to another."""
 
 
+class AttemptPreempted(AttemptLost):
+    """Its decode worker gave its KV blocks to older ones; that costs an attempt and no more."""
+
+
 class AttemptRejected(AttemptLost):
     """A worker did not take it."""
 
@@ -37,6 +41,7 @@ class Flight:
 
     Attributes:
         unread: tokens that are there and have not been taken by `next`.
+        expiry: what ends the attempt when its request's deadline has passed; None without one.
     """
 
     def __init__(self, workers: tuple[Worker, ...], next_index: int, prefill_tokens: int) -> None:
@@ -47,6 +52,7 @@ class Flight:
         self._ahead: dict[int, TokenDelta] = {}
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
         self.unread = 0
+        self.expiry: asyncio.TimerHandle | None = None
         self._prefill_tokens = prefill_tokens
         workers[0].prefill_tokens += prefill_tokens
         for worker in workers:
@@ -77,7 +83,8 @@ class Flight:
 
     def cut(self, error: Exception) -> None:
         """What has not been taken by `next` is not wanted any more, only the error."""
-        self._ready = asyncio.Queue()
+        while not self._ready.empty():  # one who waits in `next` waits for this very queue
+            self._ready.get_nowait()
         self.unread = 0
         self.fail(error)
 
@@ -96,6 +103,8 @@ class Flight:
     def land(self) -> None:
         """The attempt has ended: it is counted no more. Once."""
         self._count_prefilled()
+        if self.expiry is not None:
+            self.expiry.cancel()
         for worker in self.workers:
             worker.sequences -= 1
 

@@ -6,6 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 from engine.types import ModelLimits, SamplingParams, TokenDelta
+from router.urgency import Urgency
+
+NOT_URGENT = Urgency()
 
 
 class Generator(Protocol):
@@ -34,6 +37,7 @@ class Generator(Protocol):
         request_id: str,
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
+        urgency: Urgency = NOT_URGENT,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
@@ -41,7 +45,7 @@ class Generator(Protocol):
         request on every worker that knows of it. `request_id` is internal and unique; `choice`
         counts the outputs of one prompt and seed, and keys their noise. `begun()` tells whether
         another output has begun of the same client's request, which then waits for room instead
-        of being refused.
+        of being refused. `urgency` orders those that wait, and may end this by DeadlinePassed.
 
         Raises:
             ServingError: see router.errors; before the first delta or between two.

@@ -70,8 +70,6 @@ class RouterMetrics:
         self._decode = self._histogram(
             "vllm:request_decode_time_seconds", "First token to last token.", _REQUEST_BUCKETS
         )
-        # A sequence that runs has all the blocks it can ever need, so none is put off.
-        self._counter("vllm:num_preemptions", "Sequences put off for want of blocks; always 0.")
         success = Counter(
             "vllm:request_success",
             "Requests ended, by reason.",

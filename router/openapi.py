@@ -19,7 +19,7 @@ _ERRORS = {
     401: "An API key is wanted.",
     404: "No such model.",
     405: "Another method is wanted; Allow names it.",
-    408: "The body did not arrive in time.",
+    408: "The body did not arrive in time, or the request's deadline_ms has passed.",
     413: "The body is too large.",
     429: "No room for more requests; try again after Retry-After seconds.",
     500: "The request was taken and then lost.",

@@ -15,6 +15,7 @@ from router.chat_request import MAX_MESSAGES
 from router.completion_request import MAX_LOGPROBS, MAX_PROMPTS
 from router.response_request import LOGPROBS, PARTS
 from router.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, NUMBERS, WITHOUT_EFFECT
+from router.urgency import MOST_DEADLINE_MS, MOST_PRIORITY
 from router.vertex_api import CHAT_FORMAT, MAX_INSTANCES
 
 Schema = dict[str, Any]
@@ -65,6 +66,8 @@ _SHARED: Schema = {
     "stop": _or_null(_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}),
     "stop_token_ids": _or_null(_TOKENS),
     "ignore_eos": _FLAG,
+    "priority": _integer(-MOST_PRIORITY - 1, MOST_PRIORITY),
+    "deadline_ms": _integer(1, MOST_DEADLINE_MS),
     "skip_special_tokens": _FLAG,
     "return_token_ids": _FLAG,
     "stream": _FLAG,

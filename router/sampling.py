@@ -12,6 +12,7 @@ from engine.types import ModelLimits, SamplingParams
 from protos.codec import MAX_CHOICES
 from router.errors import BadRequest, ContextLengthExceeded
 from router.fields import Fields, check_text, is_integer, show
+from router.urgency import AskedUrgency
 
 log = logging.getLogger("hexserve.router")
 
@@ -73,6 +74,7 @@ class RequestOptions:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    urgency: AskedUrgency
 
     @property
     def tells_logprobs(self) -> bool:
@@ -158,6 +160,7 @@ def read_options(
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
+        urgency=AskedUrgency.read(fields),
     )
 
 

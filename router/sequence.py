@@ -40,6 +40,7 @@ class TextSequence:
         self._sampling = sampling
         self._record = record
         self._choice = choice
+        self._urgency = options.urgency
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
@@ -73,6 +74,7 @@ class TextSequence:
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
                 choice=self._choice,
                 begun=lambda: record.output_tokens > 0,
+                urgency=self._urgency.of_age(time.perf_counter() - record.arrived),
             )
             async with aclosing(deltas):
                 async for delta in deltas:

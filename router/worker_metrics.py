@@ -1,4 +1,4 @@
-"""The listed workers' states and restarts, for Prometheus."""
+"""The listed workers' states, restarts and preemptions, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.workers import STATES, WorkerPool
 
 
 class WorkerCollector(Collector):
-    """Exports `hexserve:workers` by state and `hexserve:worker_restarts`, as they are then."""
+    """Exports what the pool knows, as it is then."""
 
     def __init__(self, pool: WorkerPool, labels: Mapping[str, str]) -> None:
         self._pool = pool
@@ -33,3 +33,10 @@ class WorkerCollector(Collector):
         )
         restarts.add_metric(list(self._labels.values()), self._pool.restarts())
         yield restarts
+        preemptions = CounterMetricFamily(
+            "vllm:num_preemptions",
+            "Sequences put off because older ones needed their KV blocks.",
+            labels=list(self._labels),
+        )
+        preemptions.add_metric(list(self._labels.values()), self._pool.preemptions)
+        yield preemptions

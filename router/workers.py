@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
+from engine.types import COLOCATED, AttemptId, FailureCode, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
 from router.transfers import TransferTotals
+from router.waiting_line import WaitingLine
 
 log = logging.getLogger("hexserve.router")
 
@@ -80,7 +81,9 @@ class WorkerPool:
     that serves another is kept, for when no worker of the first model is left.
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
-    be again. `transfers` sums what the workers have counted of KV transfers, lost workers included.
+    be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
+    have counted of KV transfers, lost workers included; `preemptions` counts the attempts of this
+    router that were put off for want of KV blocks.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -94,11 +97,12 @@ class WorkerPool:
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.preemptions = 0
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self.waiting = WaitingLine()
 
     def observe(self, hear: Callable[[str, bool], None]) -> None:
         """Have `hear(address, open)` called on the loop when a session opens or ends."""
@@ -119,7 +123,7 @@ class WorkerPool:
     async def close(self) -> None:
         """End every session; whatever is in flight is lost."""
         self.closing = True
-        self._changed.set()
+        self.waiting.wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,10 +157,9 @@ class WorkerPool:
         while not self.all_open:
             await self.wait_for_change()
 
-    async def wait_for_change(self) -> None:
-        """Until a worker comes or goes, or the pool is closed."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def wait_for_change(self, priority: int = 0) -> None:
+        """Until a worker comes or goes, or the pool is closed; see `WaitingLine.wait`."""
+        await self.waiting.wait(priority)
 
     @property
     def limits(self) -> ModelLimits | None:
@@ -233,7 +236,7 @@ class WorkerPool:
             self._left_out[session] = session.info
         else:
             self._let_in(session, session.info)
-        self._changed.set()
+        self.waiting.wake()
         self._tell(session, True)
         self._on_load(self)
 
@@ -259,6 +262,7 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
+        self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:
@@ -266,7 +270,7 @@ class WorkerPool:
 
     def lost(self, session: WorkerSession, reason: str) -> None:
         self._left_out.pop(session, None)
-        self._changed.set()
+        self.waiting.wake()
         self._tell(session, False)
         worker = self._workers.pop(session, None)
         if worker is None:

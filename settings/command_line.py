@@ -8,6 +8,7 @@ from pathlib import Path
 
 from settings import flags, http_flags, model_flags
 from settings.api_keys import read_api_keys
+from settings.batching import check_batching
 from settings.config import (
     ChatConfig,
     EngineConfig,
@@ -84,6 +85,7 @@ def _deployment(
         engine=_engine(values),
         http=_http(values, environment, as_hex_llm=as_hex_llm),
         topology=_topology(values),
+        data_parallel_size=values.data_parallel_size,
         worker_distributed_method=values.worker_distributed_method,
         kv_transports=values.kv_transports,
         life=_life(values),
@@ -116,8 +118,8 @@ def worker_config(arguments: Sequence[str], environment: Environment, prog: str)
 
 def threads_config(
     arguments: Sequence[str], environment: Environment, prog: str
-) -> tuple[WorkerConfig, Topology | None]:
-    """`python -m deploy.threads`: what its workers have in common, and which they are.
+) -> tuple[WorkerConfig, Topology | None, int]:
+    """`python -m deploy.threads`: what its workers have in common, which, and how many of each.
 
     The address is unix: and the folder of their sockets.
 
@@ -132,7 +134,7 @@ def threads_config(
     )
     if values.address is None or not values.address.startswith("unix:/"):
         raise ConfigError(f"--address={values.address}: unix:/folder is wanted, for the sockets")
-    return _worker(values, environment), _topology(values)
+    return _worker(values, environment), _topology(values), values.data_parallel_size
 
 
 def _topology(values: argparse.Namespace) -> Topology | None:
@@ -193,9 +195,8 @@ def _folder(text: str | None) -> Path | None:
 
 
 def _engine(values: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
-        **{name: getattr(values, name) for name in EngineConfig.__dataclass_fields__}
-    )
+    names = EngineConfig.__dataclass_fields__
+    return check_batching(EngineConfig(**{name: getattr(values, name) for name in names}))
 
 
 def _life(values: argparse.Namespace) -> LifeConfig:

@@ -81,7 +81,7 @@ class EngineConfig:
 
     The paddings and max_decode_seqs are None until `with_platform_defaults` has filled them.
     `kv_cache_dtype` "auto" is the weights' dtype, `kernels` "auto" the platform's own;
-    `max_exported_fraction` is engine.limits'.
+    `prefill_chunk_tokens` None is the engine's choice, `max_exported_fraction` engine.limits'.
     """
 
     tensor_parallel_size: int = 1
@@ -94,6 +94,8 @@ class EngineConfig:
     decode_seqs_padding: int | None = None
     decode_blocks_padding: int | None = None
     max_decode_seqs: int | None = None
+    enable_chunked_prefill: bool = False
+    prefill_chunk_tokens: int | None = None
     hbm_utilization_factor: float = 0.9
     num_blocks: int | None = None
     block_size: int = 32
@@ -194,10 +196,10 @@ class LifeConfig:
 class ServeConfig:
     """A whole deployment on this machine.
 
-    `topology` None is one colocated worker; `worker_distributed_method` None leaves the choice
-    between mp and thread to the launcher; `kv_transports` and `jax_profile_dir` are
-    WorkerConfig's; `jax_platforms` "" leaves the choice to jax; `visible_devices` are those of
-    settings.environment.
+    `topology` None is one colocated worker; of each worker there are `data_parallel_size`;
+    `worker_distributed_method` None leaves the choice between mp and thread to the launcher;
+    `kv_transports` and `jax_profile_dir` are WorkerConfig's; `jax_platforms` "" leaves the choice
+    to jax; `visible_devices` are those of settings.environment.
     """
 
     model: ModelConfig
@@ -206,6 +208,7 @@ class ServeConfig:
     topology: Topology | None
     log_level: str
     cache: Path
+    data_parallel_size: int = 1
     worker_distributed_method: str | None = None
     kv_transports: tuple[str, ...] | None = None
     jax_profile_dir: Path | None = None

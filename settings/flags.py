@@ -77,7 +77,18 @@ ENGINE = Group(
             aliases=("max_running_seqs",),
         ),
         switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
-        switch("enable_chunked_prefill", "prefill in pieces beside decoding", False, (False,)),
+        switch(
+            "enable_chunked_prefill",
+            "compute prompts in chunks: several take turns, the one with the least left first, and "
+            "one worker for both roles decodes beside each chunk",
+            False,
+        ),
+        Flag(
+            "prefill_chunk_tokens",
+            "prompt tokens of one step with --enable_chunked_prefill (512, or one block if that "
+            "is more): decoding sequences wait for no more",
+            to_positive,
+        ),
         Flag(
             "hbm_utilization_factor",
             "share for KV of the memory left after the weights and what a step takes",
@@ -168,14 +179,16 @@ ROUTING = Group(
 
 TOPOLOGY = Group(
     "topology",
-    (Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),),
+    (
+        Flag("disagg_topo", "P,D: prefill and decode workers; without it one worker does both"),
+        Flag("data_parallel_size", "how many there are of each of these workers", to_positive, 1),
+    ),
 )
 
 DEPLOYMENT = Group(
     "deployment",
     (
         Flag("num_hosts", "hosts of the deployment", to_positive, 1, supported=(1,)),
-        Flag("data_parallel_size", "replicas of every worker", to_positive, 1, supported=(1,)),
         Flag(
             "worker_distributed_method",
             "mp (a process per worker), thread (all workers in one process, each with its own "

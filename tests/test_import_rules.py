@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 """Room → the other rooms whose modules it may import."""
 
-PLAIN_ENGINE = {"engine.types", "engine.events", "engine.blocks", "engine.prefix_cache"}
+PLAIN_ENGINE = {"engine.types", "engine.events", "engine.blocks", "engine.block_hash"}
 """What the wire and the router may know of the engine."""
 
 ACCELERATED = {"jax", "jaxlib", "torch", "ray", "libtpu"}
@@ -44,7 +44,8 @@ MEASURES_ENGINE = {
     f"benchmarks.{name}"
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
-        "kv_device", "kv_by_hand", "load", "machine_floors", "peer_runs", "peers", "step_gaps",
+        "kv_device", "kv_by_hand", "load", "paced_engine", "machine_floors", "peer_runs", "peers",
+        "step_gaps",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
@@ -52,8 +53,9 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports", "admission", "copies", "pace", "under_way", "models.families",
-        "models.weights",
+        "runner", "exports", "admission", "batching", "growth", "copies", "pace", "prefill_order",
+        "waiting", "under_way", "models.families", "models.weights", "block_hash", "prefix_cache",
+        "reuse",
     )
 }  # fmt: skip
 

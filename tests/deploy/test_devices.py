@@ -72,6 +72,10 @@ def test_more_workers_than_devices_are_refused() -> None:
         LocalWorkers(None, [], Accelerators("tpu", 4), devices=3)
     with pytest.raises(ConfigError, match=r"2 workers .* of 3 devices .* need 6 tpu devices"):
         LocalWorkers(Topology(1, 1), [], Accelerators("tpu", 4), devices=3, in_threads=True)
+    with pytest.raises(ConfigError, match=r"6 workers .*--data_parallel_size.* need 6 gpu"):
+        LocalWorkers(Topology(2, 1), [], Accelerators("gpu", 4), replicas=2)
+    with pytest.raises(ConfigError, match=r"3 workers .* need 6 tpu devices, this host has 4"):
+        LocalWorkers(None, [], Accelerators("tpu", 4), devices=2, replicas=3, in_threads=True)
     Accelerators("tpu", 4).check_enough(4, 1)
     Accelerators("cpu", 0).check_enough(64, 1)
 

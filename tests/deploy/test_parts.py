@@ -56,6 +56,24 @@ def test_roles_are_modules_of_their_own() -> None:
     assert [process.module for process in plan_processes(None, Path("/x"))] == ["deploy.colocated"]
 
 
+@pytest.mark.parametrize(
+    ("topology", "names"),
+    [
+        (None, ["worker-0", "worker-1"]),
+        (Topology(2, 1),
+         ["prefill-0", "prefill-1", "prefill-2", "prefill-3", "decode-0", "decode-1"]),
+    ],
+)  # fmt: skip
+def test_replicas_of_every_role(topology: Topology | None, names: list[str]) -> None:
+    processes = plan_processes(topology, Path("/x"), replicas=2)
+    assert [process.name for process in processes] == names
+    threads = plan_threads(topology, Path("/x"), replicas=2)
+    assert threads.flags[-1] == "--data_parallel_size=2"
+    addresses = {address: role for each in processes for address, role in each.addresses.items()}
+    assert threads.addresses == addresses
+    assert len(addresses) == len(names)
+
+
 def test_workers_in_threads_are_one_process_on_all_cores() -> None:
     process = plan_threads(Topology(2, 1), Path("/x"))
     assert (process.module, process.cpus) == ("deploy.threads", None)

@@ -33,10 +33,12 @@ SERVE = (*HEXSERVE, "serve")
          signal.SIGINT),
         ((*SERVE, "--disagg-topo", "2,1"),
          {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode"}, signal.SIGTERM),
+        ((*SERVE, "--data_parallel_size=2"),
+         {"worker-0": "colocated", "worker-1": "colocated"}, signal.SIGTERM),
         ((*HEX_LLM, "--disagg_topo=1,2", "--host=127.0.0.1"),
          {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}, signal.SIGINT),
     ],
-    ids=["colocated", "1,1", "2,1", "hex_llm 1,2"],
+    ids=["colocated", "1,1", "2,1", "2 colocated", "hex_llm 1,2"],
 )  # fmt: skip
 def test_a_deployment_answers_and_ends_without_a_trace(
     launch: Launch,

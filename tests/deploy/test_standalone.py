@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -91,12 +92,55 @@ class Request:
 
     def _ask(self, url: str) -> None:
         body = completion_body(self.PROMPT, 5)
-        self.answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30, trust_env=False)
+        url = f"{url}/v1/completions"
+        with contextlib.suppress(httpx.TransportError):
+            self.answer = httpx.post(url, json=body, timeout=30, trust_env=False)
 
     def end(self, timeout_s: float) -> httpx.Response:
         self._thread.join(timeout_s)
         assert self.answer is not None, f"no answer within {timeout_s} s"
         return self.answer
+
+    def failed(self, timeout_s: float) -> bool:
+        """The connection has ended without an answer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive() and self.answer is None
+
+
+def test_a_router_that_is_killed_beside_another_leaves_nothing(
+    launch: Launch, scratch: Path
+) -> None:
+    addresses = [f"unix:{scratch}/{name}.sock" for name in ("p", "d")]
+    prefill = launch(*module("prefill_worker", f"--address={addresses[0]}"))
+    decode = launch(*module("decode_worker", f"--address={addresses[1]}"))
+    flags = f"--workers={','.join(addresses)}", "--port=0"
+    routers = [launch(*module("router", *flags)) for _ in range(2)]
+    urls = [listening_url(router) for router in routers]
+    for url in urls:
+        wait_until(lambda url=url: get(url, "/ping").status_code == 200, "both workers are known")
+        assert complete(url, PROMPT, 5) == expected_tokens(PROMPT, 5)
+
+    def blocks(number: int, state: str) -> int:
+        worker = get(urls[1], "/health").json()["workers"][number]
+        return int(worker["blocks"][state])
+
+    total = blocks(0, "total")
+    kill(decode.pid, signal.SIGSTOP)  # what has been computed waits to be fetched
+    lost = Request(urls[0])
+    wait_until(lambda: blocks(0, "exported") > 0, "the KV of one request waits")
+    each = blocks(0, "exported")
+    kept = Request(urls[1])
+    wait_until(lambda: blocks(0, "exported") == 2 * each, "that of both waits")
+    routers[0].stop(signal.SIGKILL)
+    wait_until(lambda: blocks(0, "exported") == each, "that of the dead router's is freed")
+    kill(decode.pid, signal.SIGCONT)
+    answer = kept.end(10).json()["choices"][0]
+    assert answer["token_ids"] == expected_tokens(Request.PROMPT, 5)
+    for number in range(2):
+        wait_until(lambda number=number: blocks(number, "free") == total, "all is free")
+    assert lost.failed(10)
+    for process in (routers[1], prefill, decode):
+        assert process.stop() < STOP_S
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.block_hash import root_hash
 from engine.blocks import BlockPool
 from engine.engine import Engine
 from engine.events import (
@@ -23,6 +24,7 @@ from engine.fake import FakeRunner, next_token
 from engine.limits import Limits
 from engine.pace import Pace
 from engine.plan import StepPlan
+from engine.prefix_cache import PrefixCache
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import (
@@ -83,10 +85,16 @@ def make_engine(
     block_size: int = 4,
     runner: Runner | None = None,
     pace: Pace | None = None,
+    hit_tokens: int | None = None,
     **limits: float,
 ) -> Engine:
-    """An engine of the fake model, unless there is a `runner`; ahead, unless there is a `pace`."""
-    scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), BlockPool(num_blocks, block_size))
+    """An engine of the fake model, unless there is a `runner`; ahead, unless there is a `pace`.
+
+    With a prefix cache if it is said how long a hit is.
+    """
+    pool = BlockPool(num_blocks, block_size)
+    cache = None if hit_tokens is None else PrefixCache(pool, root_hash(b"fake"), hit_tokens)
+    scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), pool, cache)
     runner = runner or FakeRunner(num_blocks, block_size, VOCAB)
     return CheckedEngine(scheduler, runner, pace or Ahead())
 
@@ -182,11 +190,12 @@ def hand_over(
     make_request: Callable[[Role], SequenceRequest],
     piece: int,
     on_device: bool = False,
+    start: int = 0,
 ) -> list[TokenDelta]:
     """Serve one request by prefill here and decode there; KV moves `piece` tokens at a time.
 
     Both may be one engine if the two requests have different names. `on_device`: the KV does
-    not leave the devices.
+    not leave the devices. Those before token `start` are there already.
     """
     source, target = make_request(Role.PREFILL), make_request(Role.DECODE)
     transfer, count = source.transfer_id, len(source.known_tokens)
@@ -194,13 +203,13 @@ def hand_over(
     (first,) = [e.first for e in run(prefill) if isinstance(e, Prefilled)]
     decode.submit(Add(target))
     run(decode)
-    for start in range(0, count, piece):
-        stop = min(start + piece, count)
-        prefill.submit(ReadKV(start, transfer, start, stop, on_device))
+    for at in range(start, count, piece):
+        stop = min(at + piece, count)
+        prefill.submit(ReadKV(at, transfer, at, stop, on_device))
         (read,) = [e for e in run(prefill) if isinstance(e, KVRead)]
         assert read.arrays is not None
-        decode.submit(WriteKV(start, target.id, start, stop, read.arrays))
-        assert KVWritten(start, ok=True) in run(decode)
+        decode.submit(WriteKV(at, target.id, at, stop, read.arrays))
+        assert KVWritten(at, ok=True) in run(decode)
     prefill.submit(ReleaseExport(transfer))
     run(prefill)
     decode.submit(BeginDecode(target.id, first.tokens[0]))

@@ -21,7 +21,7 @@ def test_blocks_go_round() -> None:
     assert (pool.free, pool.running, pool.exported) == (1, 1, 2)
     pool.check_invariants(running=first, exported=second)
     pool.release(first)
-    pool.release(second)
+    pool.release(second, exported=True)
     assert (pool.free, pool.running, pool.exported) == (4, 0, 0)
     pool.check_invariants((), ())
 
@@ -54,7 +54,7 @@ def test_blocks_that_a_step_names_are_free_when_it_has_finished() -> None:
     pool.export(second)
     pool.finished(5)
     pool.release(first, last_step=6)
-    pool.release(second, last_step=7)
+    pool.release(second, last_step=7, exported=True)
     pool.release(third, last_step=5)
     assert (pool.free, pool.running, pool.exported, pool.retired) == (1, 0, 0, 3)
     pool.check_invariants((), (), named=[*first, *second])
@@ -73,9 +73,9 @@ def test_releasing_twice_is_a_fault(exported: bool, last_step: int) -> None:
     blocks = pool.reserve(1)
     if exported:
         pool.export(blocks)
-    pool.release(blocks, last_step)
+    pool.release(blocks, last_step, exported=exported)
     with pytest.raises(ValueError, match=f"block {blocks[0]} released twice"):
-        pool.release(blocks)
+        pool.release(blocks, exported=exported)
     pool.check_invariants((), ())
 
 
@@ -85,9 +85,60 @@ def test_only_running_blocks_are_exported() -> None:
     pool.export(blocks)
     with pytest.raises(ValueError, match="is exported, not running"):
         pool.export(blocks)
-    pool.release(blocks)
+    pool.release(blocks, exported=True)
     with pytest.raises(ValueError, match="is free, not running"):
         pool.export(blocks)
+
+
+def test_shared_blocks_count_once_and_are_free_after_the_last_release() -> None:
+    pool = BlockPool(4, 8)
+    blocks = pool.reserve(2)
+    with pytest.raises(ValueError, match="block 0 is not kept"):
+        pool.share(blocks)
+    for block in blocks:
+        pool.keep(block)
+    pool.share(blocks[:1])
+    assert (pool.free, pool.running, pool.shares) == (2, 2, 1)
+    pool.check_invariants([*blocks, 0], ())
+    pool.export(blocks)
+    assert (pool.running, pool.exported) == (1, 1)  # block 0 still runs for the other
+    pool.check_invariants([0], blocks)
+    pool.release([0])
+    assert (pool.running, pool.exported, pool.shares) == (0, 2, 0)
+    pool.release(blocks, exported=True)
+    assert (pool.free, pool.cached, pool.available) == (2, 2, 4)
+    pool.check_invariants((), ())
+
+
+def test_kept_blocks_are_evicted_last_and_from_the_end_of_a_sequence() -> None:
+    pool, evicted = BlockPool(4, 8), []
+    pool.on_evict = evicted.append
+    first, second = pool.reserve(2), pool.reserve(1)
+    for block in (*first, *second):
+        pool.keep(block)
+    pool.release(first)
+    pool.release(second)
+    pool.reserve(1)
+    assert not evicted  # one was free
+    pool.reserve(2)
+    assert evicted == [first[1], first[0]]
+    with pytest.raises(OutOfBlocks, match="2 blocks wanted, 0 free and 1 cached"):
+        pool.reserve(2)
+
+
+def test_a_kept_block_that_a_step_names_can_be_shared_but_not_evicted() -> None:
+    pool = BlockPool(1, 8)
+    blocks = pool.reserve(1)
+    pool.keep(blocks[0])
+    pool.release(blocks, last_step=3)
+    assert (pool.retired, pool.available) == (1, 0)
+    pool.share(blocks)
+    assert pool.running == 1
+    pool.release(blocks)  # by one that was in no step
+    assert (pool.retired, pool.available) == (1, 0)
+    pool.check_invariants((), (), named=blocks)
+    pool.finished(3)
+    assert (pool.cached, pool.available) == (1, 1)
 
 
 @pytest.mark.parametrize(

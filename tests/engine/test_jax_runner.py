@@ -156,6 +156,18 @@ def test_together_is_as_alone() -> None:
         assert_alike(deltas_of(events, f"{kind}{length}"), alone(length, kind))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_prompts_that_take_turns_in_chunks_change_nothing(rows: int) -> None:
+    chunk = {"max_batch_tokens": 4 + 9, "max_prefill_seqs": rows, "interleave_prefills": True}
+    engine = tiny_engine(shared_runner(), **chunk)
+    cases = [(n, kind) for n in (53, 31, 9, 2) for kind in KINDS]
+    for length, kind in cases:
+        engine.submit(Add(asked(length, kind)))
+    events = run(engine)
+    for length, kind in cases:
+        assert_alike(deltas_of(events, f"{kind}{length}"), alone(length, kind))
+
+
 def test_looking_ahead_changes_nothing() -> None:
     """Penalties, noise and log-probabilities, in slots that others leave in mid-flight."""
     cases = [(n, kind, stop) for stop, n in enumerate((2, 7, 9, 30)) for kind in KINDS]

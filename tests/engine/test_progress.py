@@ -28,7 +28,7 @@ from engine.events import (
     ReleaseExport,
     WriteKV,
 )
-from engine.types import Role, SequenceRequest, TokenDelta
+from engine.types import Failure, FailureCode, Role, SequenceRequest, TokenDelta
 from tests.engine.helpers import answer, make_engine, request
 
 PIECE = 5
@@ -48,8 +48,9 @@ class Job:
 class Handoffs:
     """Two prefill and two decode engines, and what moves KV between them.
 
-    With `eager`, decode workers queue every sequence at once, as they must not. `fraction` is
-    what the prefill workers may export.
+    A job that is preempted becomes a new one, which goes on from its tokens. With `eager`,
+    decode workers queue every sequence at once, as they must not. `fraction` is what the prefill
+    workers may export.
     """
 
     def __init__(
@@ -64,7 +65,11 @@ class Handoffs:
         exports = limits | {"max_exported_fraction": fraction}
         self.prefill = [make_engine(blocks, BLOCK_SIZE, **exports) for _ in range(2)]
         self.decode = [make_engine(blocks, BLOCK_SIZE, **limits) for _ in range(2)]
-        self.jobs = jobs
+        self.jobs = list(jobs)
+        self.origin = list(range(len(jobs)))
+        """Of each job the one that it goes on with."""
+        self.prior: list[tuple[int, ...]] = [()] * len(jobs)
+        self.preempted: set[int] = set()
         self.computed: Counter[int] = Counter()
         self.asked: Counter[int] = Counter()
         self.written: Counter[int] = Counter()
@@ -80,19 +85,23 @@ class Handoffs:
 
     def request(self, number: int, roles: Role) -> SequenceRequest:
         job = self.jobs[number]
-        prompt = tuple((number + 7 * i) % 50 for i in range(job.length))
-        return request(str(number), prompt, roles, str(number).encode(), max_tokens=job.max_tokens)
+        prompt = tuple((self.origin[number] + 7 * i) % 50 for i in range(job.length))
+        return request(
+            str(number), prompt, roles, str(number).encode(), self.prior[number],
+            max_tokens=job.max_tokens,
+        )  # fmt: skip
 
     def run(self, rounds: int) -> None:
         """Until every job is done, or for `rounds`."""
         for _ in range(rounds):
-            if len(self.done) == len(self.jobs):
+            if len(self.done) == len(self.output):
                 return
             for engine in (*self.prefill, *self.decode):
                 for event in engine.step().events:
                     self.take(event, engine)
-            for number in self.importing - self.done:
-                self.pull(number)
+            for number in self.importing - self.preempted:
+                if self.origin[number] not in self.done:
+                    self.pull(number)
 
     def pull(self, number: int) -> None:
         job = self.jobs[number]
@@ -100,6 +109,16 @@ class Handoffs:
         if start < stop:
             self.asked[number] = stop
             self.prefill[job.prefill].submit(ReadKV(number, str(number).encode(), start, stop))
+
+    def again(self, number: int) -> None:
+        """Its decode worker gave its blocks to older ones."""
+        self.preempted.add(number)
+        job = self.jobs[number]
+        self.prefill[job.prefill].submit(Abort(self.request(number, Role.PREFILL).id.attempt))
+        self.jobs.append(job)
+        self.origin.append(self.origin[number])
+        self.prior.append(self.output[self.origin[number]])
+        self.prefill[job.prefill].submit(Add(self.request(len(self.jobs) - 1, Role.PREFILL)))
 
     def take(self, event: Event, engine: Engine) -> None:
         prefills = engine in self.prefill
@@ -115,10 +134,16 @@ class Handoffs:
                 self.computed[int(transfer_id)] = tokens
             case Prefilled(transfer_id, first):
                 self.first[int(transfer_id)] = first
-                self.output[int(transfer_id)] = first.tokens
+                self.output[self.origin[int(transfer_id)]] += first.tokens
                 if first.finish is not None:
                     self.end(int(transfer_id))
                     self.decode[self.jobs[int(transfer_id)].decode].submit(Abort(first.id.attempt))
+            case Failure(attempt, code):
+                assert code is FailureCode.PREEMPTED
+                assert not prefills
+                self.again(int(attempt.request_id))
+            case KVRead(number) | KVWritten(number) if number in self.preempted:
+                pass
             case KVRead(number, arrays):
                 assert arrays is not None
                 id = self.request(number, Role.DECODE).id
@@ -129,25 +154,26 @@ class Handoffs:
             case KVWritten(number, ok):
                 assert ok
                 job = self.jobs[number]
-                if self.written[number] == job.length:
+                if self.written[number] == job.length + len(self.prior[number]):
                     self.prefill[job.prefill].submit(ReleaseExport(str(number).encode()))
                     first = self.first[number]
                     self.decode[job.decode].submit(BeginDecode(first.id, first.tokens[0]))
             case TokenDelta(id) if not prefills:
                 number = int(id.attempt.request_id)
-                assert event.index == len(self.output[number])
-                self.output[number] += event.tokens
+                output = self.output[self.origin[number]]
+                assert event.index == len(output)
+                self.output[self.origin[number]] = output + event.tokens
                 if event.finish is not None:
                     self.end(number)
 
     def end(self, number: int) -> None:
-        assert number not in self.done
-        self.done.add(number)
+        assert self.origin[number] not in self.done
+        self.done.add(self.origin[number])
 
 
 def job_lists() -> st.SearchStrategy[list[Job]]:
     worker = st.integers(0, 1)
-    job = st.builds(Job, st.integers(1, 12), st.integers(1, 4), worker, worker)
+    job = st.builds(Job, st.integers(1, 12), st.integers(1, 12), worker, worker)
     return st.lists(job, min_size=1, max_size=10)
 
 
@@ -159,7 +185,7 @@ def job_lists() -> st.SearchStrategy[list[Job]]:
 )
 def test_all_requests_end_with_a_few_blocks(jobs: list[Job], blocks: int, fraction: float) -> None:
     handoffs = Handoffs(jobs, [], blocks, eager=False, fraction=fraction)
-    handoffs.run(rounds=60 * len(jobs))
+    handoffs.run(rounds=120 * len(jobs))
     for number in range(len(jobs)):
         asked = handoffs.request(number, Role.DECODE)
         assert handoffs.output[number] == answer(asked, max_model_len=16)[0]

@@ -15,6 +15,7 @@ from engine.events import (
     Add,
     Admitted,
     BeginDecode,
+    CacheChanged,
     Computed,
     Event,
     KVRead,
@@ -32,6 +33,7 @@ from engine.types import (
     COLOCATED,
     Failure,
     FailureCode,
+    Load,
     Role,
     SequenceRequest,
     TokenDelta,
@@ -59,6 +61,7 @@ SHAPES = program_shapes(
     Paddings(prefill_len=16, prefill_seqs=1, decode_seqs=1, decode_blocks=4),
 )
 MOST_STEPS_TO_ANSWER = 60
+LONGEST = 30  # tokens of a prompt
 
 tokens = st.integers(0, VOCAB - 1)
 pick = st.integers(0, 10_000)  # an index into whatever there is by then
@@ -71,6 +74,7 @@ class Served:
     request: SequenceRequest
     output: list[int]
     admitted: bool = False
+    reused: int = 0
     computed: int = 0
     written: int = 0
     begun: bool = False
@@ -87,13 +91,22 @@ class Read:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    hit_tokens: int | None = None
     max_batch_tokens = LIMITS["max_batch_tokens"]
     pace: type[Pace] = Ahead
+    interleave = False
 
     def __init__(self) -> None:
         super().__init__()
-        limits = {"max_waiting": 5, "max_batch_tokens": self.max_batch_tokens}
-        self.engine = make_engine(BLOCKS, BLOCK_SIZE, pace=self.pace(), **limits)
+        limits: dict[str, float] = {
+            "max_waiting": 5,
+            "max_batch_tokens": self.max_batch_tokens,
+            "interleave_prefills": self.interleave,
+        }
+        self.engine = make_engine(
+            BLOCKS, BLOCK_SIZE, pace=self.pace(), hit_tokens=self.hit_tokens, **limits
+        )
+        self.cached: set[int] = set()
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
         self.reads: dict[int, Read] = {}
@@ -133,8 +146,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         roles=st.sampled_from([COLOCATED, Role.PREFILL, Role.DECODE]),
         prompt=st.one_of(
-            st.lists(tokens, min_size=1, max_size=1), st.lists(tokens, min_size=2, max_size=30)
+            st.lists(tokens, min_size=1, max_size=1), st.lists(tokens, min_size=2, max_size=LONGEST)
         ),
+        before=st.one_of(st.none(), pick),
+        kept=st.integers(1, LONGEST),
         produced=st.integers(0, 3),
         max_tokens=st.integers(1, 12),
         stops=st.frozensets(tokens, max_size=5),
@@ -143,10 +158,17 @@ class EngineMachine(RuleBasedStateMachine):
         self,
         roles: Role,
         prompt: list[int],
+        before: int | None,
+        kept: int,
         produced: int,
         max_tokens: int,
         stops: frozenset[int],
     ) -> None:
+        if before is not None and (earlier := self.choose(before)) is not None:
+            # Often the next turn of a chat, or another's with the same system prompt.
+            asked = earlier.request
+            whole = asked.prompt if asked.output else (*asked.prompt, *earlier.output)
+            prompt = [*whole[:kept], *prompt][:LONGEST]
         number = next(self.numbers)
         name, transfer = f"r{number}", b"" if roles is COLOCATED else b"t%d" % number
         arguments = {"max_tokens": max_tokens, "stop_token_ids": stops}
@@ -214,7 +236,7 @@ class EngineMachine(RuleBasedStateMachine):
         known = served.request.known_tokens
         start = max(served.written - count, 0) if repeat else served.written
         piece = known[start : start + count] or (1,)  # or one past the end
-        good: bool | None = not served.begun and start < len(known)
+        good: bool | None = not served.begun and served.reused <= start < len(known)
         if good and not served.admitted:
             good = None  # it may be admitted by the time that this is taken
         arrays = kv_of(piece)
@@ -278,15 +300,27 @@ class EngineMachine(RuleBasedStateMachine):
         for event in result.events:
             self.take(event)
         load = result.load
-        assert load.free_blocks + load.running_blocks + load.exported_blocks == BLOCKS
-        assert load.cached_blocks == 0
+        blocks = load.free_blocks + load.cached_blocks + load.running_blocks + load.exported_blocks
+        assert blocks == BLOCKS
+        self.check_cache(load)
+
+    def check_cache(self, load: Load) -> None:
+        assert not load.cached_blocks
+        assert not self.cached
 
     def take(self, event: Event) -> None:
         match event:
             case Admitted(id):
                 served = self.served[id.attempt.request_id]
                 assert event.tokens == len(served.request.known_tokens)
-                served.admitted = True
+                served.admitted, served.reused = True, event.reused
+                served.written = max(served.written, event.reused)
+            case CacheChanged(added, evicted):
+                assert len(set(added)) == len(added)
+                assert self.cached.issuperset(evicted)
+                self.cached.difference_update(evicted)
+                assert self.cached.isdisjoint(added)
+                self.cached.update(added)
             case Computed(transfer_id, count):
                 served = self.exporter(transfer_id)
                 assert served.computed < count <= len(served.request.known_tokens)
@@ -324,6 +358,11 @@ class EngineMachine(RuleBasedStateMachine):
     def take_delta(self, delta: TokenDelta) -> None:
         served = self.served[delta.id.attempt.request_id]
         assert delta.index == len(served.output)
+        asked = served.request
+        may_be_cached = delta.index == len(asked.output) and asked.roles is not Role.DECODE
+        most = min(served.reused, len(asked.prompt)) if may_be_cached else 0
+        multiple = self.hit_tokens or 1
+        assert delta.cached_tokens == most // multiple * multiple
         served.output += delta.tokens
         whole, reason = answer(served.request)
         assert tuple(served.output) == whole[: len(served.output)]
@@ -332,7 +371,10 @@ class EngineMachine(RuleBasedStateMachine):
         served.ended |= over
 
     def take_failure(self, served: Served, code: FailureCode) -> None:
-        if served.begun:  # its first token was its last
+        if code is FailureCode.PREEMPTED:
+            assert served.admitted
+            assert served.request.roles is not Role.PREFILL
+        elif served.begun:  # its first token was its last
             assert code is FailureCode.TRANSFER
             assert tuple(served.output) == answer(served.request)[0]
         else:  # only a second user of a transfer_id, or too many blocks
@@ -350,7 +392,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.reads
         assert not self.writes
         load = self.engine.load()
-        assert (load.free_blocks, load.running, load.waiting) == (BLOCKS, 0, 0)
+        assert (load.free_blocks + load.cached_blocks, load.running, load.waiting) == (BLOCKS, 0, 0)
         assert not self.engine._scheduler.has_work
 
 
@@ -358,6 +400,12 @@ class ChunkingMachine(EngineMachine):
     """Steps that are shorter than most prompts."""
 
     max_batch_tokens = LIMITS["max_seqs"] + 3
+
+
+class InterleavingMachine(ChunkingMachine):
+    """Prompts take turns."""
+
+    interleave = True
 
 
 class OneByOneMachine(EngineMachine):
@@ -371,9 +419,47 @@ class OneByOneMachine(EngineMachine):
             super().one_step()
 
 
+class Cached:
+    """Prompts share prefixes, and what has been computed of one is not computed again."""
+
+    hit_tokens = BLOCK_SIZE
+
+    def check_cache(self, load: Load) -> None:
+        """What the events say, and what the pool holds."""
+        cache = self.engine._scheduler._reuse._cache  # type: ignore[attr-defined]
+        assert set(cache.hashes) == self.cached  # type: ignore[attr-defined]
+        pool = self.engine._runner._pool.reshape(-1, BLOCK_SIZE)  # type: ignore[attr-defined]
+        for entry in cache._entries.values():
+            assert pool[entry.block].astype("<i4").tobytes() == entry.piece
+
+
+class CachedMachine(Cached, EngineMachine):
+    pass
+
+
+class CachedChunkingMachine(Cached, ChunkingMachine):
+    hit_tokens = 2 * BLOCK_SIZE
+
+
+class CachedOneByOneMachine(Cached, OneByOneMachine):
+    pass
+
+
 TestEngineMachine = EngineMachine.TestCase
 TestChunkingMachine = ChunkingMachine.TestCase
+TestInterleavingMachine = InterleavingMachine.TestCase
 TestOneByOneMachine = OneByOneMachine.TestCase
+TestCachedMachine = CachedMachine.TestCase
+TestCachedChunkingMachine = CachedChunkingMachine.TestCase
+TestCachedOneByOneMachine = CachedOneByOneMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestChunkingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestInterleavingMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestOneByOneMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCachedMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCachedChunkingMachine.settings = settings(
+    max_examples=50, stateful_step_count=50, deadline=None
+)
+TestCachedOneByOneMachine.settings = settings(
+    max_examples=50, stateful_step_count=50, deadline=None
+)

@@ -26,6 +26,10 @@ PLACEMENTS = {
         "--worker_distributed_method=thread",
         "--kv_transports=device",
     ),
+    "colocated in chunks": ("--enable_chunked_prefill", "--prefill_chunk_tokens=64"),
+    "1,1 in chunks": ("--disagg_topo=1,1", "--enable_chunked_prefill", "--max_prefill_seqs=2"),
+    # No more than the longest sequence needs: those beside it are preempted.
+    "1,1 in few blocks": ("--disagg_topo=1,1", "--num_blocks=64"),
     # Nine heads and three KV heads: both sizes fill up with empty ones.
     "1,1 on 2 devices each": ("--disagg_topo=1,1", "--tensor_parallel_size=2"),
     "colocated on 4 devices": ("--tensor_parallel_size=4",),

@@ -64,9 +64,16 @@ def orders(draw: st.DrawFn) -> StartOrder:
     attempt, roles = draw(ids), draw(st.sampled_from([Role.PREFILL, Role.DECODE, COLOCATED]))
     prompt, sampling = draw(some_tokens), draw(samplings)
     transfer_id = b"" if roles == COLOCATED else draw(st.binary(min_size=16, max_size=16))
+    priority = draw(st.integers(-(2**31), 2**31 - 1))
     sequences = tuple(
         SequenceRequest(
-            SequenceId(attempt, choice), roles, prompt, sampling, draw(token_lists), transfer_id
+            SequenceId(attempt, choice),
+            roles,
+            prompt,
+            sampling,
+            draw(token_lists),
+            transfer_id,
+            priority,
         )
         for choice in draw(st.lists(st.integers(0, 100), min_size=1, max_size=4, unique=True))
     )

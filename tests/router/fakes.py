@@ -16,6 +16,8 @@ from engine.types import (
     TokenDelta,
     TokenLogprobs,
 )
+from router.generation import NOT_URGENT
+from router.urgency import Urgency
 
 EOS = 256
 VOCAB = 512
@@ -49,6 +51,7 @@ class Call:
     choice: int = 0
     late: bool = False
     """Another output of the request had begun."""
+    urgency: Urgency = NOT_URGENT
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
 
@@ -84,8 +87,9 @@ class ScriptedGenerator:
         request_id: str,
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
+        urgency: Urgency = NOT_URGENT,
     ) -> AsyncGenerator[TokenDelta, None]:
-        call = Call(list(prompt), sampling, request_id, choice, begun())
+        call = Call(list(prompt), sampling, request_id, choice, begun(), urgency)
         self.calls.append(call)
         steps = self.script(call.prompt) if callable(self.script) else self.script
         sequence = SequenceId(AttemptId(request_id, 0), choice)

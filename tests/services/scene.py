@@ -22,6 +22,7 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router.dispatch import Dispatcher
+from router.waiting_line import WaitingLine
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
 
@@ -62,16 +63,15 @@ class FakePool:
         self.complete = True
         self.was_complete = True
         self.closing = False
-        self._changed = asyncio.Event()
+        self.waiting = WaitingLine()
 
     def change(self, *workers: FakeWorker) -> None:
         """These are there now."""
         self.workers = list(workers)
-        self._changed.set()
+        self.waiting.wake()
 
-    async def wait_for_change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+    async def wait_for_change(self, priority: int = 0) -> None:
+        await self.waiting.wait(priority)
 
     def listen(self, listener: Dispatcher) -> None:
         self.listener = listener

@@ -153,6 +153,8 @@ def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_deployment_is_colocated_unless_a_topology_is_given() -> None:
     assert serve().topology is None
     assert serve("--disagg-topo", "2,1").topology == Topology(2, 1)
+    assert serve().data_parallel_size == 1
+    assert serve("--data-parallel-size=2").data_parallel_size == 2
     with pytest.raises(ConfigError, match="--disagg_topo=3: "):
         serve("--disagg_topo=3")
 
@@ -173,8 +175,10 @@ def test_workers_in_one_process_share_a_configuration() -> None:
         ["--model=m", "--kv_transports=shm,grpc", "--block_size=16"], read_environment({})
     )
     arguments = [*worker_flags, "--address=unix:/folder", "--disagg_topo=2,1"]
-    config, topology = threads_config(arguments, read_environment({}), "python -m deploy.threads")
-    assert topology == Topology(2, 1)
+    environment, prog = read_environment({}), "python -m deploy.threads"
+    config, topology, replicas = threads_config(arguments, environment, prog)
+    assert (topology, replicas) == (Topology(2, 1), 1)
+    assert threads_config([*arguments, "--data_parallel_size=3"], environment, prog)[2] == 3
     assert (config.address, config.engine.block_size) == ("unix:/folder", 16)
     assert config.kv_transports == ("shm", "grpc")
     for address in ([], ["--address=h:1"], ["--address=unix:folder"]):

@@ -1,0 +1,112 @@
+"""What sequences take from the prefix cache, and what they leave in it. Plain Python, no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.events import CacheChanged
+from engine.prefix_cache import PrefixCache
+from engine.sequence import Sequence
+from engine.types import Role
+
+
+class Reuse:
+    """Between the scheduler's sequences and the cache; without one, nothing is ever found."""
+
+    def __init__(self, cache: PrefixCache | None, block_size: int) -> None:
+        self._cache = cache
+        self._block_size = block_size
+        self.queries = 0
+        """Tokens of the prompts that were begun here, to be computed unless they are found."""
+        self.hits = 0
+        """Of those, tokens that were found."""
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Another sequence is about to have computed what this one begins with."""
+        return sequence.awaits is not None and (
+            self._cache is not None and self._cache.awaits(sequence.awaits)
+        )
+
+    def find(self, sequence: Sequence) -> list[int] | None:
+        """The cached blocks that it can begin with; None: it `must_wait` for more of them."""
+        cache, size = self._cache, self._block_size
+        if cache is None:
+            return []
+        if self.must_wait(sequence):
+            return None
+        cache.name(sequence.prefix, sequence.tokens)
+        most, multiple = self._reusable(sequence)
+        found = cache.find(sequence.prefix, most // size)
+        whole = _round_down(len(found) * size, multiple) // size
+        if _computes(sequence):
+            reach = cache.promised(sequence.prefix, len(found), most // size)
+            reach = _round_down(reach * size, multiple) // size
+            if reach > whole:
+                sequence.awaits = sequence.prefix.hashes[reach - 1]
+                return None
+        sequence.awaits = None
+        return found[:whole]
+
+    def begin(self, sequence: Sequence, found: list[int]) -> None:
+        """It is admitted with what was found: `found` is referred to, and the rest promised."""
+        sequence.reused = sequence.computed = sequence.scheduled = len(found) * self._block_size
+        if _computes(sequence):
+            self.queries += len(sequence.tokens)
+            self.hits += sequence.reused
+        if self._cache is not None:
+            self._cache.take(sequence.prefix, found)
+            if _computes(sequence):
+                self._cache.promise(sequence.prefix)
+
+    def of_prompt(self, sequence: Sequence) -> int:
+        """Prompt tokens that were found, in whole hits; for its first new token alone, else 0."""
+        request = sequence.request
+        first = sequence.output_count == len(request.output)
+        if self._cache is None or not first or not _computes(sequence):
+            return 0
+        found = min(sequence.reused, len(request.prompt))
+        return _round_down(found, self._cache.hit_tokens)
+
+    def leave(self, sequence: Sequence) -> None:
+        """More of its KV has been computed: others may find the blocks that are full by now."""
+        if self._cache is None:
+            return
+        prefix, full = sequence.prefix, sequence.computed // self._block_size
+        if full > prefix.shared and not prefix.closed:
+            self._cache.name(prefix, sequence.tokens)
+            sequence.blocks = self._cache.add(prefix, sequence.blocks, full, sequence.last_step)
+
+    def end(self, sequence: Sequence) -> None:
+        """Nothing more will be computed of it."""
+        if self._cache is not None:
+            self._cache.withdraw(sequence.prefix)
+
+    def changes(self) -> CacheChanged | None:
+        """See PrefixCache.take_changes."""
+        return None if self._cache is None else self._cache.take_changes()
+
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """See PrefixCache.check_invariants."""
+        if self._cache is not None:
+            owners = [(s.prefix, s.blocks.tolist()) for s in sequences if len(s.blocks)]
+            self._cache.check_invariants(owners)
+
+    def _reusable(self, sequence: Sequence) -> tuple[int, int]:
+        """How many of its tokens need not be computed or fetched, and the step of hits.
+
+        The logits of the last token are needed where a token is sampled. A request that asks for
+        log-probabilities of its prompt needs all of them, so it has none to reuse.
+        """
+        assert self._cache is not None
+        if not _computes(sequence):
+            return len(sequence.tokens), self._block_size
+        return len(sequence.tokens) - 1, self._cache.hit_tokens
+
+
+def _computes(sequence: Sequence) -> bool:
+    """It computes its prompt here, rather than import it."""
+    return Role.PREFILL in sequence.request.roles
+
+
+def _round_down(tokens: int, multiple: int) -> int:
+    return tokens // multiple * multiple

@@ -1,0 +1,39 @@
+"""Requests that wait for news, woken one after the other: the most urgent first."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+
+
+class WaitingLine:
+    """Lives on one loop. Whoever is woken runs before whoever is woken after it."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._later: asyncio.TimerHandle | None = None
+
+    async def wait(self, priority: int = 0) -> None:
+        """Until `wake`. Of equal priorities the one that came first goes first."""
+        place = (priority, next(self._numbers), asyncio.get_running_loop().create_future())
+        bisect.insort(self._waiting, place)
+        try:
+            await place[2]
+        finally:
+            self._waiting.remove(place)
+
+    def wake(self) -> None:
+        """There is news for all who wait now."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        for _, _, woken in self._waiting:
+            if not woken.done():
+                woken.set_result(None)
+
+    def wake_within(self, seconds: float) -> None:
+        """Wake all, those that come until then included, even if there is no news."""
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(seconds, self.wake)

@@ -1,0 +1,40 @@
+"""Short prompts beside a long one: the figures, the target, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.caching_short import Figures, main, measure_paced
+from tests.benchmarks.fake_server import FakeServer
+
+
+@pytest.mark.parametrize(
+    ("beside", "missed"),
+    [(0.15, []), (0.16, ["short TTFT p99: 1.60 times that alone, target 1.5"])],
+)
+def test_the_target_is_of_the_median_round(beside: float, missed: list[str]) -> None:
+    figures = Figures([0.1, 0.1, 0.3], [beside, beside, 0.0], [1.0] * 3, [1.0] * 3)
+    assert figures.missed() == missed
+
+
+async def test_chunked_prefill_is_what_keeps_it() -> None:
+    """Far from the target on either side, so that a busy machine changes nothing."""
+    in_order = await measure_paced(1, chunked=False)
+    chunked = await measure_paced(1, chunked=True)
+    assert in_order.factor > 2
+    assert chunked.factor < in_order.factor
+
+
+def test_the_command(fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fake.ttft, fake.tpot = 0.05, 0.005
+    file = tmp_path / "short.json"
+    command = ["--url", fake.url, "--rounds=1", "--long=50", "--head_start=0", "--check"]
+    assert main([*command, "--json", str(file)]) == 0
+    assert "check passed" in capsys.readouterr().out
+    assert len(json.loads(file.read_text())[fake.url]["short_beside"]) == 1
+    fake.fault = "http"
+    assert main(command) == 1
+    assert "cannot measure" in capsys.readouterr().out
