@@ -14,6 +14,7 @@ from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
+from router.prefix_metrics import PrefixTotals
 from router.transfers import TransferTotals
 
 log = logging.getLogger("hexserve.router")
@@ -80,7 +81,8 @@ class WorkerPool:
     that serves another is kept, for when no worker of the first model is left.
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
-    be again. `transfers` sums what the workers have counted of KV transfers, lost workers included.
+    be again. `transfers` sums what the workers have counted of KV transfers, `prefixes` what they
+    have found of prompts, lost workers included.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -94,6 +96,7 @@ class WorkerPool:
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.prefixes = PrefixTotals()
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
@@ -259,6 +262,8 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
+        if session.info is not None and update.load is not None:
+            self.prefixes.take(session.address, session.info.epoch, update.load)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:
