@@ -31,13 +31,15 @@ _ROW = np.dtype(
         ("choice", "i4"),
         ("position", "i4"),
         ("slot", "i4"),
+        ("biases", "i4"),
+        ("bias_slot", "i4"),
         ("scored", "i4"),
         ("token_slot", "i4"),
     ]
 )
 """How one row samples: RowParams, and the slot that keeps its token (-1: none is kept)."""
 _WORD = 4
-_IDLE = (0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, (0, 0), 0, 0, -1, 0, -1)
+_IDLE = (0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, (0, 0), 0, 0, -1, 0, 0, 0, -1)
 
 
 def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> np.ndarray:
@@ -88,6 +90,8 @@ def pack_sampling(rows: Sequence[BatchRow], seqs: int) -> np.ndarray:
             row.sampling.choice,
             row.sampling.position,
             row.slot if own.needs_token_counts else -1,
+            row.sampling.biases,
+            row.slot,
             own.top_logprobs is not None,
             row.slot,
         )

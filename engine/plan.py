@@ -21,12 +21,14 @@ class RowSampling:
     """How to sample the next token of one row.
 
     `position` is the position of the token to be sampled, counted from the first prompt
-    token; the noise is keyed by (seed, choice, position).
+    token; the noise is keyed by (seed, choice, position). `biases`: how many of the slot's
+    apply, from the first on.
     """
 
     params: SamplingParams
     choice: int
     position: int
+    biases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class BatchRow:
         tokens: tokens to compute, at positions [start, stop); LAST_SAMPLED stands for one
             that the host has not read back yet.
         blocks: block table, int32; covers at least `stop` tokens, and does not change.
-        slot: row of the state that a sequence has on the devices: its penalty counts and the
-            token last sampled.
+        slot: row of the state that a sequence has on the devices: its penalty counts, its
+            biases and the token last sampled.
         sampling: None when no token is to be sampled (more of the prompt is to come).
     """
 
@@ -68,6 +70,15 @@ class LoadTokenCounts:
     slot: int
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBiases:
+    """Set the biases of `slot`: `values[i]` is added to the logit of token `ids[i]`."""
+
+    slot: int
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ class CopyBlocks:
     targets: tuple[int, ...]
 
 
-Entry = RunBatch | LoadTokenCounts | ExportKV | ImportKV | CopyBlocks
+Entry = RunBatch | LoadTokenCounts | LoadBiases | ExportKV | ImportKV | CopyBlocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from engine.admission import Admission
 from engine.blocks import BlockPool
@@ -34,13 +33,13 @@ from engine.plan import (
     Entry,
     ExportKV,
     ImportKV,
-    LoadTokenCounts,
     RowSampling,
     RunBatch,
     StepOutcome,
     StepPlan,
 )
 from engine.sequence import Sequence, SequenceState, no_blocks
+from engine.slot_loads import biases_at, slot_loads
 from engine.types import (
     AttemptId,
     Failure,
@@ -190,7 +189,9 @@ class Scheduler:
             *self._copies.take_exports(EXPORTS_PER_STEP, number),
         ]
         rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
-        entries += self._count_loads()
+        for sequence in self._fresh_slots:
+            entries += slot_loads(sequence)
+        self._fresh_slots.clear()
         if rows:
             # One-token rows first: kernels treat them apart from longer ones.
             rows.sort(key=lambda each: len(each[0].tokens) > 1)
@@ -313,14 +314,6 @@ class Scheduler:
 
     # ---- entries ----
 
-    def _count_loads(self) -> Iterator[LoadTokenCounts]:
-        for sequence in self._fresh_slots:
-            if sequence.sampling.needs_token_counts:
-                prompt = sequence.request.prompt
-                output = tuple(sequence.tokens[len(prompt) :])
-                yield LoadTokenCounts(sequence.slot, prompt, output)
-        self._fresh_slots.clear()
-
     def _is_last(self, sequence: Sequence) -> bool:
         """A step under way samples the last token that it may have."""
         return sequence.length >= sequence.most_tokens(self.limits.max_model_len)
@@ -347,7 +340,8 @@ class Scheduler:
         tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
         blocks = sequence.blocks[: self.pool.blocks_for(stop)]
         if stop == sequence.length:
-            choose = RowSampling(sequence.sampling, sequence.id.choice, position=stop)
+            biases = biases_at(sequence, stop)
+            choose = RowSampling(sequence.sampling, sequence.id.choice, stop, biases)
             sequence.unread += 1
         sequence.scheduled = stop
         sequence.last_step = self._under_way.next_number

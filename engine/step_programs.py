@@ -79,6 +79,7 @@ class StepPrograms:
             donate_argnums=0,
         )
         self.load_counts = jax.jit(sampling.load_counts, donate_argnums=0)
+        self.load_biases = jax.jit(sampling.load_biases, donate_argnums=0)
 
     @property
     def forwards(self) -> dict[ProgramShape, Any]:
@@ -97,8 +98,10 @@ class StepPrograms:
             program = self._forward[shape] = lowered.compile()
         return program
 
-    def sample(self, seqs: int, counts: Array, last_tokens: Array) -> Any:
-        """(logits, packed sampling, counts, last tokens) -> (sampled, counts, last tokens).
+    def sample(
+        self, seqs: int, counts: Array, biases: sampling.SlotBiases, last_tokens: Array
+    ) -> Any:
+        """(logits, packed sampling, counts, biases, last tokens) -> (sampled, counts, last tokens).
 
         Sampling depends on the number of rows alone: apart, it is compiled far less often.
         """
@@ -107,16 +110,22 @@ class StepPrograms:
             logits = jax.ShapeDtypeStruct(
                 (seqs, self._vocab), jnp.float32, sharding=self._replicated
             )
-            arguments = (logits, pack_sampling((), seqs), counts, last_tokens)
+            arguments = (logits, pack_sampling((), seqs), counts, biases, last_tokens)
             jitted = jax.jit(partial(self._sample_rows, seqs), donate_argnums=2)
             program = self._sample[seqs] = jitted.lower(*arguments).compile()
         return program
 
     def _sample_rows(
-        self, seqs: int, logits: Array, words: Array, counts: Array, last_tokens: Array
+        self,
+        seqs: int,
+        logits: Array,
+        words: Array,
+        counts: Array,
+        biases: sampling.SlotBiases,
+        last_tokens: Array,
     ) -> tuple[sampling.Sampled, Array, Array]:
         params, slots, live = unpack_sampling(words, seqs)
-        sampled, counts = self._kernels.sample(logits, params, counts, live)
+        sampled, counts = self._kernels.sample(logits, params, counts, biases, live)
         # [S, slots]: a scatter of a few tokens would be a loop on some platforms.
         kept = slots[:, None] == jnp.arange(last_tokens.shape[0], dtype=jnp.int32)
         new = jnp.where(kept, sampled.tokens[:, None], 0).sum(0, dtype=jnp.int32)

@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 MAX_TOP_LOGPROBS = 20
 """Most alternatives reported per token (OpenAI's limit for chat)."""
 
+MAX_LOGIT_BIASES = 300
+"""Most tokens that one request may bias (OpenAI's limit)."""
+MAX_HELD_STOPS = 212
+"""Most stop tokens of a request with min_tokens, which the devices hold back one by one."""
+
 KVArrays = tuple[Any, ...]
 """KV of n tokens outside of a pool, in the payload's order (K, V) and the model's own heads:
 numpy arrays [layers, n, heads, width], or arrays that stay on the devices of the engine that
@@ -69,6 +74,9 @@ class SamplingParams:
         seed: unsigned 64 bits. Noise depends on (seed, choice, position, token id) alone.
         max_tokens: most output tokens, at least 1.
         stop_token_ids: end the sequence with any of these (end-of-sequence ids included).
+        min_tokens: no stop token is sampled before so many others; at most max_tokens.
+        logit_bias: pairs of a token id and what is added to its logit, before penalties and
+            temperature; ids differ, at most MAX_LOGIT_BIASES.
         top_logprobs: None for no log-probabilities; else the number of alternatives
             (0..MAX_TOP_LOGPROBS) reported beside the chosen token's.
     """
@@ -83,6 +91,8 @@ class SamplingParams:
     seed: int = 0
     max_tokens: int = 16
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
 
     @property

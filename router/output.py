@@ -52,6 +52,7 @@ class OutputAssembler:
         decoder: a fresh detokenizer.
         stops: stop strings; never part of the output.
         stop_token_ids: a token that ends the sequence is counted but has no text.
+        min_tokens: stop strings are only looked for in the text of later tokens.
         logprobs: whether the deltas carry log-probabilities.
 
     Attributes:
@@ -64,11 +65,13 @@ class OutputAssembler:
         *,
         stops: Sequence[str],
         stop_token_ids: Collection[int],
+        min_tokens: int = 0,
         logprobs: bool,
     ) -> None:
         self._decoder = decoder
         self._scanner = StopScanner(stops)
         self._stop_token_ids = stop_token_ids
+        self._min_tokens = min_tokens
         self._logprobs = logprobs
         self._decoded_length = 0
         self._piece = Piece()
@@ -112,7 +115,8 @@ class OutputAssembler:
 
     def _scan(self, text: str) -> None:
         self._decoded_length += len(text)
-        self._piece.text += self._scanner.push(text)
+        free = self.completion_tokens <= self._min_tokens
+        self._piece.text += self._scanner.pass_on(text) if free else self._scanner.push(text)
 
     def _release(self, finish: str | None) -> Piece:
         piece, self._piece = self._piece, Piece()

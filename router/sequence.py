@@ -44,6 +44,7 @@ class TextSequence:
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
             stop_token_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
             logprobs=sampling.top_logprobs is not None,
         )
 

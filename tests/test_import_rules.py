@@ -52,7 +52,8 @@ JAX_FREE_ENGINE = {
     f"engine.{name}"
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
-        "runner", "exports", "admission", "copies", "pace", "under_way", "models.families",
+        "runner", "exports", "admission", "copies", "pace", "under_way", "slot_loads",
+        "models.families",
         "models.weights",
     )
 }  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.kernels.activation import Activation
 from engine.kernels.batch import Batch
-from engine.sampling import RowParams, Sampled
+from engine.sampling import RowParams, Sampled, SlotBiases
 
 
 class UnsupportedShape(ValueError):
@@ -261,7 +261,7 @@ class Kernels(Protocol):
         """The inverse of `export_kv`, in place."""
 
     def sample(
-        self, logits: Any, params: RowParams, counts: Any, num_rows: Any
+        self, logits: Any, params: RowParams, counts: Any, biases: SlotBiases, num_rows: Any
     ) -> tuple[Sampled, Any]:
         """Choose the next token of each row; see engine.sampling.sample. No two have one slot."""
 

@@ -36,7 +36,7 @@ def row(
 
 ROWS = (
     row("a", (LAST_SAMPLED,), 17, [9, 8, 7, 6, 5], 3, RowSampling(PLAIN, 0, 18)),
-    row("b", (4,), 0, [1], 0, RowSampling(SCORED, 2, 1)),
+    row("b", (4,), 0, [1], 0, RowSampling(SCORED, 2, 1, biases=4)),
     row("c", (5, 6, 7), 2, [2, 3], 1, None),
 )
 
@@ -74,6 +74,8 @@ def test_sampling_comes_out_as_it_went_in(traced: bool) -> None:
     assert params.choice.tolist() == [0, 2, 0, 0]
     assert params.position.tolist() == [18, 1, 0, 0]
     assert params.slot.tolist() == [-1, 0, -1, -1]  # of the penalized alone
+    assert params.biases.tolist() == [0, 4, 0, 0]
+    assert params.bias_slot.tolist()[1] == 0
     assert params.scored.tolist() == [False, True, False, False]
     assert params.temperature.dtype == np.float32
     assert params.seed.dtype == np.uint32

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.kernels.cpu.native import target
-from engine.sampling import RowParams, Sampled
+from engine.sampling import RowParams, Sampled, SlotBiases
 from engine.types import MAX_TOP_LOGPROBS
 
 
-def sample(logits: Array, params: RowParams, counts: Array, num_rows: Any) -> tuple[Sampled, Array]:
+def sample(
+    logits: Array, params: RowParams, counts: Array, biases: SlotBiases, num_rows: Any
+) -> tuple[Sampled, Array]:
     """See engine.sampling.sample. No two live rows have the same slot."""
     rows, vocab = logits.shape
     best = (rows, min(MAX_TOP_LOGPROBS, vocab))
@@ -24,7 +26,7 @@ def sample(logits: Array, params: RowParams, counts: Array, num_rows: Any) -> tu
         jax.ShapeDtypeStruct(best, jnp.float32),
         jax.ShapeDtypeStruct(counts.shape, counts.dtype),
     )
-    operands = (logits, *params, counts, jnp.int32(num_rows))
+    operands = (logits, *params, *biases, counts, jnp.int32(num_rows))
     aliases = {len(operands) - 2: len(results) - 1}
     call = jax.ffi.ffi_call(target("sample"), results, input_output_aliases=aliases)
     *sampled, after = call(*operands)
