@@ -9,6 +9,7 @@ from engine.types import (
     Failure,
     KVArrays,
     Load,
+    PromptLogprobs,
     SequenceId,
     SequenceRequest,
     TokenDelta,
@@ -128,7 +129,17 @@ class KVWritten:
     ok: bool
 
 
-Event = Admitted | Rejected | Computed | Prefilled | KVRead | KVWritten | TokenDelta | Failure
+Event = (
+    Admitted
+    | Rejected
+    | Computed
+    | Prefilled
+    | KVRead
+    | KVWritten
+    | PromptLogprobs
+    | TokenDelta
+    | Failure
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class JaxRunner:
         for entry in plan.entries:
             match entry:
                 case RunBatch():
-                    readback.batches.append((entry, self._run_batch(entry)))
+                    readback.batches.append((entry, *self._run_batch(entry)))
                 case ImportKV():
                     self._run_import(entry)
                 case ExportKV():
@@ -154,21 +154,25 @@ class JaxRunner:
 
     # ---- batches ----
 
-    def _run_rows(self, rows: tuple[BatchRow, ...], shape: ProgramShape) -> sampling.Sampled:
+    def _run_rows(
+        self, rows: tuple[BatchRow, ...], shape: ProgramShape
+    ) -> tuple[sampling.Sampled, sampling.Scores | None]:
         last, biases = self._last_tokens, self._biases
         forward = self._programs.forward(shape, self._params, self._pools, last)
         sample = self._programs.sample(shape.seqs, self._counts, biases, last)
         batch, how = pack_batch(rows, shape), pack_sampling(rows, shape.seqs)
-        logits, self._pools = forward(self._params, self._pools, batch, last)
-        sampled: sampling.Sampled
+        logits, self._pools, scores = forward(self._params, self._pools, batch, last)
         sampled, self._counts, self._last_tokens = sample(logits, how, self._counts, biases, last)
-        return sampled
+        return sampled, scores
 
-    def _run_batch(self, entry: RunBatch) -> sampling.Sampled:
+    def _run_batch(self, entry: RunBatch) -> tuple[sampling.Sampled, sampling.Scores | None]:
         rows = entry.rows
+        tokens = sum(len(row.tokens) for row in rows)
+        if any(row.targets for row in rows):  # the programs of one-token rows compute no scores
+            tokens = max(tokens, len(rows) + 1)
         shape = smallest(
             self._shapes,
-            tokens=sum(len(row.tokens) for row in rows),
+            tokens=tokens,
             seqs=len(rows),
             blocks=max(len(row.blocks) for row in rows),
         )

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.types import KVArrays, SamplingParams, SequenceId, TokenLogprobs
+from engine.types import (
+    KVArrays,
+    PromptLogprobs,
+    SamplingParams,
+    SequenceId,
+    TokenLogprobs,
+)
 
 LAST_SAMPLED = -1
 """In a row's tokens: the token that was last sampled for the row's slot, whatever it is."""
@@ -42,6 +48,8 @@ class BatchRow:
         slot: row of the state that a sequence has on the devices: its penalty counts, its
             biases and the token last sampled.
         sampling: None when no token is to be sampled (more of the prompt is to come).
+        targets: prompt tokens at positions [start + 1, ...) whose log-probabilities are wanted,
+            and `top_targets` alternatives of each; none beyond `stop`.
     """
 
     id: SequenceId
@@ -50,6 +58,8 @@ class BatchRow:
     blocks: np.ndarray
     slot: int
     sampling: RowSampling | None
+    targets: tuple[int, ...] = ()
+    top_targets: int = 0
 
     @property
     def stop(self) -> int:
@@ -136,9 +146,11 @@ class StepOutcome:
     Attributes:
         tokens: the sampled token of each row of the batch that samples one.
         logprobs: the same, for rows that asked for them.
+        prompt_logprobs: of each row with targets.
         exported: read_id → what an ExportKV gave; each array owns its memory.
     """
 
     tokens: dict[SequenceId, int] = field(default_factory=dict)
     logprobs: dict[SequenceId, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[SequenceId, PromptLogprobs] = field(default_factory=dict)
     exported: dict[int, KVArrays] = field(default_factory=dict)

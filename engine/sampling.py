@@ -55,6 +55,14 @@ class RowParams(NamedTuple):
     scored: Any
 
 
+class Scores(NamedTuple):
+    """float32 [S] log-probabilities of given tokens, and those of the likeliest K."""
+
+    logprobs: Any
+    top_ids: Any  # int32 [S, K]
+    top_logprobs: Any  # float32 [S, K]
+
+
 class Sampled(NamedTuple):
     """[S] token ids; log-probabilities of them and of the likeliest K, zeros if not asked."""
 
@@ -113,6 +121,12 @@ def sample(
         return Sampled(*(o.at[row].set(v) for o, v in zip(out, values, strict=True))), counts
 
     return lax.fori_loop(0, num_rows, one_row, (empty, counts))
+
+
+def score(logits: Array, tokens: Array, num_rows: Array) -> Scores:
+    """Log-probabilities of `tokens` [S] by float32 logits [S, V]; `num_rows` are wanted."""
+    best = min(MAX_TOP_LOGPROBS, logits.shape[1])
+    return Scores(*jax.vmap(lambda row, token: _score(row, token, best))(logits, tokens))
 
 
 def load_counts(counts: Array, slot: Array, tokens: Array, added: Array) -> Array:

@@ -345,7 +345,13 @@ class Scheduler:
             sequence.unread += 1
         sequence.scheduled = stop
         sequence.last_step = self._under_way.next_number
-        return BatchRow(sequence.id, tokens, start, blocks, sequence.slot, choose), sequence
+        targets, best = (), sequence.sampling.prompt_logprobs
+        if best is not None:
+            targets = sequence.request.prompt[start + 1 : stop + 1]
+        row = BatchRow(
+            sequence.id, tokens, start, blocks, sequence.slot, choose, targets, best or 0
+        )
+        return row, sequence
 
     # ---- results ----
 
@@ -355,6 +361,8 @@ class Scheduler:
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
             self._events.append(computed)
+        if row.targets:
+            self._events.append(outcome.prompt_logprobs[row.id])
         if row.sampling is None:
             return
         token = outcome.tokens[row.id]

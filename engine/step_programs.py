@@ -19,6 +19,7 @@ from engine.kernels.interface import KVPools
 from engine.models.decoder import Decoder, Params
 from engine.placing import Placement
 from engine.programs import ProgramShape
+from engine.prompt_scores import score_prompt
 from engine.sharding import MODEL_AXIS, sharding_of
 
 POOL_AXES = ("layer", "blocks", "block", "kv_heads", "head_dim")
@@ -55,7 +56,7 @@ class StepPrograms:
         self._forward_pass = partial(
             shard,
             in_specs=(param_specs, pools, _REPLICATED, _REPLICATED),
-            out_specs=(_REPLICATED, pools),
+            out_specs=(_REPLICATED, pools, _REPLICATED),
         )
         copy = _REPLICATED, _REPLICATED
         self._kv_dtype = kv_dtype
@@ -89,7 +90,10 @@ class StepPrograms:
     def forward(
         self, shape: ProgramShape, params: Params, pools: KVPools, last_tokens: Array
     ) -> Any:
-        """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools)."""
+        """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools, scores).
+
+        The scores are those of the batch's targets; None in a program without prompts.
+        """
         program = self._forward.get(shape)
         if program is None:
             step = jax.jit(self._forward_pass(partial(self._run_shard, shape)), donate_argnums=1)
@@ -155,12 +159,14 @@ class StepPrograms:
 
     def _run_shard(
         self, shape: ProgramShape, params: Params, pools: KVPools, words: Array, last: Array
-    ) -> tuple[Array, KVPools]:
-        batch, slots = unpack_batch(words, shape)
+    ) -> tuple[Array, KVPools, sampling.Scores | None]:
+        batch, slots, targets = unpack_batch(words, shape)
         sampled = last[slots[row_of_token(batch)]]  # [T]
         batch = batch._replace(tokens=jnp.where(batch.tokens < 0, sampled, batch.tokens))
-        hidden, pools = self._decoder.forward(params, pools, batch)
-        return self._decoder.logits(params, hidden, batch.num_rows), pools
+        x, pools = self._decoder.forward(params, pools, batch)
+        scores = score_prompt(self._decoder, params, x, targets) if shape.targets else None
+        last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
+        return self._decoder.logits(params, last, batch.num_rows), pools, scores
 
     def _export_shard(self, pools: KVPools, slots: Array, live: Array) -> tuple[Array, ...]:
         layers, heads = (0, pools.k.shape[0]), (0, pools.k.shape[3])

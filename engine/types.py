@@ -6,8 +6,11 @@ No jax here: the router and the wire format import this module.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives reported per token (OpenAI's limit for chat)."""
@@ -79,6 +82,7 @@ class SamplingParams:
             temperature; ids differ, at most MAX_LOGIT_BIASES.
         top_logprobs: None for no log-probabilities; else the number of alternatives
             (0..MAX_TOP_LOGPROBS) reported beside the chosen token's.
+        prompt_logprobs: the same of each prompt token but the first.
     """
 
     temperature: float = 1.0
@@ -94,6 +98,12 @@ class SamplingParams:
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """True when every prompt token must be computed, whether or not its KV is there."""
+        return self.prompt_logprobs is not None
 
     @property
     def needs_token_counts(self) -> bool:
@@ -115,6 +125,39 @@ class TokenLogprobs:
     logprob: float
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """Natural-log probabilities of prompt tokens [start, start + n), each after those before it.
+
+    Attributes:
+        start: at least 1, as nothing comes before token 0.
+        logprobs: float32 [n].
+        top_ids, top_logprobs: int32 and float32 [n, k], from the likeliest down.
+    """
+
+    id: SequenceId
+    start: int
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.logprobs)
+
+    def pieces(self, most: int) -> Iterable[PromptLogprobs]:
+        """The same in parts of at most `most` tokens."""
+        for begin in range(0, len(self.logprobs), most):
+            part = slice(begin, begin + most)
+            yield PromptLogprobs(
+                self.id,
+                self.start + begin,
+                self.logprobs[part],
+                self.top_ids[part],
+                self.top_logprobs[part],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +193,8 @@ class TokenDelta:
     """New tokens of one sequence from one engine step.
 
     `index` is the output position of `tokens[0]`. `logprobs`, when asked for, has one
-    entry per token. `finish` is set on the last delta of a sequence.
+    entry per token. `finish` is set on the last delta of a sequence. `prompt_logprobs`, all of
+    them, come with the first delta that a client's request gets, if it asked for them.
     """
 
     id: SequenceId
@@ -158,6 +202,7 @@ class TokenDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish: FinishReason | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class FailureCode(enum.Enum):

@@ -53,8 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "seed": 11,
         "logit_bias": ((3, 2.5), (50, -100.0), (96, 3.5)),
         "frequency_penalty": 0.3,
-        "stop_token_ids": frozenset(range(0, 80, 2)),
-        "min_tokens": 6,
+        "prompt_logprobs": 2,
     },
 }
 COMPILES: list[str] = []

@@ -1,4 +1,4 @@
-"""Sampling; csrc/sample.cc."""
+"""Sampling and log-probabilities; csrc/sample.cc, csrc/score.cc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from engine.kernels.cpu.native import target
-from engine.sampling import RowParams, Sampled, SlotBiases
+from engine.sampling import RowParams, Sampled, Scores, SlotBiases
 from engine.types import MAX_TOP_LOGPROBS
 
 
@@ -31,3 +31,16 @@ def sample(
     call = jax.ffi.ffi_call(target("sample"), results, input_output_aliases=aliases)
     *sampled, after = call(*operands)
     return Sampled(*sampled), after
+
+
+def score(logits: Array, tokens: Array, num_rows: Any) -> Scores:
+    """See engine.sampling.score."""
+    rows, vocab = logits.shape
+    best = (rows, min(MAX_TOP_LOGPROBS, vocab))
+    results = (
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+        jax.ShapeDtypeStruct(best, jnp.int32),
+        jax.ShapeDtypeStruct(best, jnp.float32),
+    )
+    call = jax.ffi.ffi_call(target("score"), results)
+    return Scores(*call(logits, tokens, jnp.int32(num_rows)))
