@@ -15,6 +15,7 @@ from engine.types import (
     FinishReason,
     Load,
     ModelLimits,
+    PromptLogprobs,
     Role,
     SequenceId,
     SequenceRequest,
@@ -22,7 +23,9 @@ from engine.types import (
     TokenLogprobs,
 )
 from protos import worker_pb2 as wire
+from protos.attempt_codec import decode_attempt
 from protos.errors import WireError
+from protos.logprob_codec import decode_prompt_logprobs
 from protos.sampling_codec import decode_sampling, encode_sampling
 from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
@@ -33,7 +36,6 @@ MESSAGE_LIMITS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 TRANSFER_ID_BYTES = 16
-MAX_ID_CHARACTERS = 256
 MAX_CHOICES = 128
 """OpenAI's limit for `n`."""
 
@@ -103,6 +105,7 @@ class StepUpdate:
     load: Load | None
     draining: bool
     transfers: Transfers
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 # ---- tokens ----
@@ -179,13 +182,6 @@ def decode_start(message: wire.Start) -> StartOrder:
         for choice in message.choices
     )
     return StartOrder(attempt, sequences, tuple(message.sources))
-
-
-def decode_attempt(request_id: str, attempt: int) -> AttemptId:
-    """Raises WireError for an id that is empty or too long."""
-    if not 0 < len(request_id) <= MAX_ID_CHARACTERS:
-        raise WireError(f"a request_id of {len(request_id)} characters")
-    return AttemptId(request_id, attempt)
 
 
 # ---- Welcome ----
@@ -335,4 +331,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         load,
         message.load.draining,
         decode_transfers(message.load.transfers),
+        tuple(decode_prompt_logprobs(p) for p in message.prompt_logprobs),
     )

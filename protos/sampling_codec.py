@@ -25,6 +25,7 @@ def encode_sampling(sampling: SamplingParams) -> wire.Sampling:
         bias_ids=[token for token, _ in sampling.logit_bias],
         bias_values=[value for _, value in sampling.logit_bias],
         top_logprobs=sampling.top_logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -39,6 +40,7 @@ def decode_sampling(message: wire.Sampling) -> SamplingParams:
             f"sampling: {len(message.bias_values)} biases for {len(message.bias_ids)} tokens"
         )
     top_logprobs = message.top_logprobs if message.HasField("top_logprobs") else None
+    of_prompt = message.prompt_logprobs if message.HasField("prompt_logprobs") else None
     sampling = SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
@@ -53,6 +55,7 @@ def decode_sampling(message: wire.Sampling) -> SamplingParams:
         min_tokens=message.min_tokens,
         logit_bias=tuple(zip(message.bias_ids, message.bias_values, strict=True)),
         top_logprobs=top_logprobs,
+        prompt_logprobs=of_prompt,
     )
     penalties = (sampling.presence_penalty, sampling.frequency_penalty)
     checks = {
@@ -67,7 +70,8 @@ def decode_sampling(message: wire.Sampling) -> SamplingParams:
         "logit_bias": len(dict(sampling.logit_bias)) == len(sampling.logit_bias) <= MAX_LOGIT_BIASES
         and all(math.isfinite(value) for _, value in sampling.logit_bias),
         "top_k": sampling.top_k < 2**31,
-        "top_logprobs": top_logprobs is None or top_logprobs <= MAX_TOP_LOGPROBS,
+        "top_logprobs": (top_logprobs or 0) <= MAX_TOP_LOGPROBS,
+        "prompt_logprobs": (of_prompt or 0) <= MAX_TOP_LOGPROBS,
     }
     wrong = [name for name, holds in checks.items() if not holds]
     if wrong:

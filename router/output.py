@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.types import FinishReason, TokenDelta, TokenLogprobs
 from router.errors import GenerationFailed
@@ -37,12 +37,14 @@ class Piece:
     """A stretch of output: text and the tokens that have come since the piece before.
 
     `finish` is OpenAI's finish_reason, on the last piece only. Only that one may lack text.
+    `echoed` is on the first piece only: the prompt's part of `logprobs`, where it is wanted.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     finish: str | None = None
+    echoed: dict[str, list[Any]] | None = None
 
 
 class OutputAssembler:
@@ -131,4 +133,5 @@ def join(pieces: Sequence[Piece]) -> Piece:
         tokens=[token for piece in pieces for token in piece.tokens],
         scored=[scored for piece in pieces for scored in piece.scored],
         finish=pieces[-1].finish if pieces else None,
+        echoed=pieces[0].echoed if pieces else None,
     )

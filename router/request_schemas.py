@@ -179,7 +179,7 @@ COMPLETION = _object(
                 },
             ]
         },
-        "max_tokens": _integer(1),
+        "max_tokens": _integer(0),
         "logprobs": _integer(0, MAX_LOGPROBS),
         "echo": _FLAG,
         "best_of": _integer(1, MAX_CHOICES),

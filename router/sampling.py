@@ -54,7 +54,8 @@ class RequestOptions:
             the prompt.
         seed: as asked for, None when absent.
         n: choices for each prompt.
-        max_tokens: as asked for, None when absent.
+        max_tokens: as asked for, None when absent; 0 wants the prompt alone, for which the
+            workers are asked for one token all the same.
         max_tokens_param, min_tokens_param: the fields' names for errors.
         default_max_tokens: used when absent; None is the rest of the context.
         include_usage: streamed: one more chunk at the end tells the usage.
@@ -120,7 +121,7 @@ class RequestOptions:
                 param=self.min_tokens_param,
             )
         seed = seeds.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
-        return dataclasses.replace(self.sampling, max_tokens=wanted, seed=seed)
+        return dataclasses.replace(self.sampling, max_tokens=max(wanted, 1), seed=seed)
 
 
 def read_options(

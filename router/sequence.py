@@ -7,11 +7,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
-from engine.types import SamplingParams
+from engine.types import FinishReason, SamplingParams
 from router.context import GatewayContext
 from router.errors import GenerationFailed
 from router.output import OutputAssembler, Piece
+from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
 from router.sampling import RequestOptions
 
@@ -40,6 +42,7 @@ class TextSequence:
         self._sampling = sampling
         self._record = record
         self._choice = choice
+        self._options = options
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
@@ -68,6 +71,7 @@ class TextSequence:
         try:
             metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
+            echoed: dict[str, list[Any]] | None = None
             deltas = self._context.generator.generate(
                 self.prompt,
                 self._sampling,
@@ -77,6 +81,16 @@ class TextSequence:
             )
             async with aclosing(deltas):
                 async for delta in deltas:
+                    if delta.prompt_logprobs is not None:
+                        echoed = await echoed_logprobs(
+                            self._context.tokenizer,
+                            self.prompt,
+                            delta.prompt_logprobs,
+                            skip_special_tokens=self._options.skip_special_tokens,
+                        )
+                    if self._options.max_tokens == 0:  # the prompt alone is wanted
+                        last_piece = Piece(finish=FinishReason.LENGTH.value, echoed=echoed)
+                        break
                     if delta.tokens:
                         now = time.perf_counter()
                         metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
@@ -85,6 +99,7 @@ class TextSequence:
                     piece = self._assembler.push(delta)
                     if piece is None:
                         continue
+                    piece.echoed, echoed = echoed, None
                     if piece.finish is not None:
                         last_piece = piece
                         break

@@ -58,6 +58,7 @@ samplings = st.builds(
     min_tokens=st.just(0) | st.just(1),
     logit_bias=st.dictionaries(U32, f32(-100, 100), max_size=3).map(lambda d: (*d.items(),)),
     top_logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 
 
@@ -274,6 +275,7 @@ REFUSED = {
     "a bias without end": (biased([1], [math.inf]), "logit_bias"),
     "a token biased twice": (biased([1, 1], [1.0, 2.0]), "logit_bias"),
     "too many biases": (biased([*range(301)], [1.0] * 301), "logit_bias"),
+    "too many alternatives of the prompt": (sampling(prompt_logprobs=21), "prompt_logprobs"),
     "two at once": (sampling(max_tokens=0, top_p=0.0), "top_p, max_tokens"),
 }
 
