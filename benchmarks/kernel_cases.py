@@ -36,6 +36,7 @@ from engine.kernels.interface import AttentionSpec, Kernels, KVPools, Linear
 from engine.kernels.quantized import Quantized, quantize
 from engine.kernels.reference import ReferenceKernels
 from engine.plan import BatchRow, RowSampling
+from engine.sampling import BIASES, SlotBiases
 from engine.types import AttemptId, SamplingParams, SequenceId
 
 BLOCK_SIZE = 32
@@ -328,12 +329,13 @@ def _sample(dtype: str, own: SamplingParams, name: str) -> Case:
         BatchRow(SequenceId(AttemptId("", 0), row), (0,), 0, table, 0, RowSampling(own, row, 1))
         for row in range(ROWS)
     ]
+    biases = SlotBiases(jnp.zeros((ROWS, BIASES), jnp.int32), jnp.zeros((ROWS, BIASES)))
     params = jax.device_put(unpack_sampling(pack_sampling(rows, ROWS), ROWS)[0])
 
     def run_with(kernels: Kernels) -> Run:
         def program(counts: Any, logits: tuple[Any, ...]) -> Any:
             for each in logits:  # a loop over one array would copy each batch out of it
-                counts = kernels.sample(each, params, counts, np.int32(ROWS))[1]
+                counts = kernels.sample(each, params, counts, biases, np.int32(ROWS))[1]
             return counts, logits
 
         counts = jnp.zeros((ROWS, VOCAB), jnp.int32)

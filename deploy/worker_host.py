@@ -13,7 +13,7 @@ from deploy.addresses import WorkerAddress
 from deploy.engine_thread import EngineThread
 from engine.build import BuiltEngine
 from engine.events import Rejected, StepResult
-from engine.types import AttemptId, Failure, Load, Role, TokenDelta
+from engine.types import AttemptId, Failure, Load, PromptLogprobs, Role, TokenDelta
 from kvtransfer import (
     SERVER_OPTIONS,
     TRANSPORTS,
@@ -114,6 +114,8 @@ class WorkerHost:
                     self._sessions.tokens(event)
                     if event.finish is not None:
                         self._sessions.forget(event.id.attempt)
+                case PromptLogprobs():
+                    self._sessions.prompt_logprobs(event)
                 case Failure(attempt, _, message):
                     self._forget(attempt, message)
                     self._sessions.failed(event)

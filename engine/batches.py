@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,21 @@ from engine.kernels.batch import Batch
 from engine.plan import BatchRow
 from engine.programs import ProgramShape
 from engine.sampling import RowParams
+
+
+class PromptTargets(NamedTuple):
+    """Prompt tokens whose log-probabilities are wanted; int32.
+
+    Attributes:
+        places: [N] the token before each, by its place in the batch.
+        tokens: [N] their ids.
+        count: how many are live.
+    """
+
+    places: Any
+    tokens: Any
+    count: Any
+
 
 _ROW = np.dtype(
     [
@@ -31,39 +46,50 @@ _ROW = np.dtype(
         ("choice", "i4"),
         ("position", "i4"),
         ("slot", "i4"),
+        ("biases", "i4"),
+        ("bias_slot", "i4"),
         ("scored", "i4"),
         ("token_slot", "i4"),
     ]
 )
 """How one row samples: RowParams, and the slot that keeps its token (-1: none is kept)."""
 _WORD = 4
-_IDLE = (0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, (0, 0), 0, 0, -1, 0, -1)
+_IDLE = (0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, (0, 0), 0, 0, -1, 0, 0, 0, -1)
 
 
 def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> np.ndarray:
     """Rows (those of one token first) as int32 words, for `unpack_batch`."""
     words = np.zeros(_batch_words(shape), np.int32)
-    counts, tokens, starts, kv_lens, slots, tables = _batch_parts(words, shape)
+    counts, tokens, starts, kv_lens, slots, places, targets, tables = _batch_parts(words, shape)
     lengths = [len(row.tokens) for row in rows]
     total, live = sum(lengths), len(rows)
-    counts[:] = live, lengths.count(1), total
+    wanted = [target for row in rows for target in row.targets]
+    counts[:] = live, lengths.count(1), total, len(wanted)
     tokens[:total] = list(itertools.chain.from_iterable(row.tokens for row in rows))
     starts[1 : live + 1] = list(itertools.accumulate(lengths))
     starts[live + 1 :] = total
     kv_lens[:live] = [row.stop for row in rows]
     slots[:live] = [row.slot for row in rows]
+    if wanted:
+        targets[: len(wanted)] = wanted
+        places[: len(wanted)] = [
+            begin + place
+            for begin, row in zip(starts.tolist(), rows, strict=False)
+            for place in range(len(row.targets))
+        ]
     for table, row in zip(tables, rows, strict=False):
         table[: len(row.blocks)] = row.blocks
     return words
 
 
-def unpack_batch(words: Any, shape: ProgramShape) -> tuple[Batch, Any]:
-    """The Batch, and each row's slot [S]; see engine.kernels.batch.Batch.
+def unpack_batch(words: Any, shape: ProgramShape) -> tuple[Batch, Any, PromptTargets]:
+    """The Batch, each row's slot [S], and the targets; see engine.kernels.batch.Batch.
 
     A token below 0 is the one that was last sampled for the slot of its row.
     """
-    counts, tokens, starts, kv_lens, slots, tables = _batch_parts(words, shape)
-    return Batch(tokens, starts, tables, kv_lens, counts[0], counts[1], counts[2]), slots
+    counts, tokens, starts, kv_lens, slots, places, targets, tables = _batch_parts(words, shape)
+    batch = Batch(tokens, starts, tables, kv_lens, counts[0], counts[1], counts[2])
+    return batch, slots, PromptTargets(places, targets, counts[3])
 
 
 def pack_sampling(rows: Sequence[BatchRow], seqs: int) -> np.ndarray:
@@ -88,6 +114,8 @@ def pack_sampling(rows: Sequence[BatchRow], seqs: int) -> np.ndarray:
             row.sampling.choice,
             row.sampling.position,
             row.slot if own.needs_token_counts else -1,
+            row.sampling.biases,
+            row.slot,
             own.top_logprobs is not None,
             row.slot,
         )
@@ -110,13 +138,14 @@ def unpack_sampling(words: Any, seqs: int) -> tuple[RowParams, Any, Any]:
 
 
 def _batch_words(shape: ProgramShape) -> int:
-    return 4 + shape.tokens + shape.seqs * (3 + shape.blocks)
+    return 5 + shape.tokens + shape.seqs * (3 + shape.blocks) + 2 * shape.targets
 
 
 def _batch_parts(words: Any, shape: ProgramShape) -> tuple[Any, ...]:
-    """Counts of live rows, one-token rows and tokens; then as in Batch, the slots among them."""
-    t, s, b = shape.tokens, shape.seqs, shape.blocks
-    sizes = (3, t, s + 1, s, s)
+    """Counts of live rows, one-token rows, tokens and targets; then as in Batch, with the slots
+    and the targets before the tables."""
+    t, s, b, n = shape.tokens, shape.seqs, shape.blocks, shape.targets
+    sizes = (4, t, s + 1, s, s, n, n)
     ends = list(itertools.accumulate(sizes))
     parts = [words[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     return (*parts, words[ends[-1] :].reshape(s, b))

@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.kv_memory import KVNeeds, asks_device, choose_blocks, step_bytes
 from engine.limits import Limits
 from engine.prefix_cache import PrefixCache
-from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
+from engine.programs import SCORED_TOKENS, Extent, Paddings, TooManyPrograms, program_shapes
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import ModelLimits, Role
@@ -301,7 +301,8 @@ def _step_bytes(shard: Any, shapes: Any, limits: Limits, token_bytes: int) -> in
     attention = (shard.heads + shard.kv_heads) * shard.head_dim
     return step_bytes(
         tokens=max(shape.tokens for shape in shapes),
-        rows=max(shape.seqs for shape in shapes),
+        # Those of prompts' log-probabilities are there beside those of the sampled rows.
+        rows=max(shape.seqs + min(shape.targets, SCORED_TOKENS) for shape in shapes),
         slots=limits.max_seqs,
         width=4 * shard.hidden + 2 * attention + 3 * shard.mlp_width,
         vocab=shard.vocab,

@@ -9,6 +9,7 @@ from engine.types import (
     Failure,
     KVArrays,
     Load,
+    PromptLogprobs,
     SequenceId,
     SequenceRequest,
     TokenDelta,
@@ -152,6 +153,7 @@ Event = (
     | KVRead
     | KVWritten
     | CacheChanged
+    | PromptLogprobs
     | TokenDelta
     | Failure
 )

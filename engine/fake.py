@@ -5,7 +5,8 @@ mixed up gives a wrong answer. The next token after tokens t[0..n) is
 
     (sum of (i + 1) * t[i]) mod vocab_size
 
-at every temperature; the log-probability of that token is reported as 0.
+at every temperature; the log-probability of that token is reported as 0, and that of a prompt
+token at position p as -p.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from engine.plan import (
     LAST_SAMPLED,
+    BatchRow,
     CopyBlocks,
     ExportKV,
     ImportKV,
@@ -25,7 +27,7 @@ from engine.plan import (
     StepOutcome,
     StepPlan,
 )
-from engine.types import TokenLogprobs
+from engine.types import PromptLogprobs, TokenLogprobs
 
 MODEL_TYPE = "hexserve_fake"
 
@@ -89,6 +91,8 @@ class FakeRunner:
             self._pool[slots[row.start :]] = [
                 self._last[row.slot] if token == LAST_SAMPLED else token for token in row.tokens
             ]
+            if row.targets:
+                outcome.prompt_logprobs[row.id] = self._scored(row, self._pool[slots])
             if row.sampling is not None:
                 weighted = self._pool[slots].astype(np.int64) * (positions + 1)
                 token = int(weighted.sum() % self._vocab_size)
@@ -97,3 +101,15 @@ class FakeRunner:
                 if wanted is not None:
                     best = min(wanted, 1)
                     outcome.logprobs[row.id] = TokenLogprobs(0.0, (token,) * best, (0.0,) * best)
+
+    def _scored(self, row: BatchRow, tokens: np.ndarray) -> PromptLogprobs:
+        positions = np.arange(row.start + 1, row.start + 1 + len(row.targets))
+        likeliest = [next_token(tokens[:end].tolist(), self._vocab_size) for end in positions]
+        best = min(row.top_targets, 1)
+        return PromptLogprobs(
+            row.id,
+            row.start + 1,
+            -positions.astype(np.float32),
+            np.array(likeliest, np.int32).reshape(-1, 1)[:, :best],
+            np.zeros((len(positions), best), np.float32),
+        )

@@ -23,6 +23,7 @@ from engine.plan import (
     CopyBlocks,
     ExportKV,
     ImportKV,
+    LoadBiases,
     LoadTokenCounts,
     RunBatch,
     StepOutcome,
@@ -69,7 +70,7 @@ class JaxRunner:
         Args:
             params: placed by `placement`.
             shapes: the batch programs to compile.
-            max_seqs: rows of the penalty counts.
+            max_seqs: slots, each with its penalty counts and biases.
             max_model_len: most tokens that LoadTokenCounts names.
             chunk_tokens: most tokens of one export or import.
         """
@@ -92,6 +93,11 @@ class JaxRunner:
             placement.kernels.settle(each)
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
+        entries = (max_seqs, sampling.BIASES)
+        self._biases = sampling.SlotBiases(
+            jnp.zeros(entries, jnp.int32, device=replicated),
+            jnp.zeros(entries, jnp.float32, device=replicated),
+        )
         self._last_tokens = jnp.zeros(max_seqs, jnp.int32, device=sharding_of((None,), mesh))
         self._compiles = CompileCounter()
         self._programs = StepPrograms(placement, params, placement.dtype, self._dtype)
@@ -106,12 +112,13 @@ class JaxRunner:
             self._pools = self._programs.import_kv(self._pools, nowhere, none, chunk)
         self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
+        self._run_load_biases(LoadBiases(0, (), ()))
         self.wait()
         self._compiles.reset()
 
     def wait(self) -> None:
         """Until all that was run has been done: a step may return before its copies have."""
-        jax.block_until_ready((self._pools, self._counts))
+        jax.block_until_ready((self._pools, self._counts, self._biases))
 
     @property
     def compiles_after_warm_up(self) -> int:
@@ -129,7 +136,7 @@ class JaxRunner:
         for entry in plan.entries:
             match entry:
                 case RunBatch():
-                    readback.batches.append((entry, self._run_batch(entry)))
+                    readback.batches.append((entry, *self._run_batch(entry)))
                 case ImportKV():
                     self._run_import(entry)
                 case ExportKV():
@@ -138,6 +145,8 @@ class JaxRunner:
                     self._run_copy_blocks(entry)
                 case LoadTokenCounts():
                     self._run_load_counts(entry)
+                case LoadBiases():
+                    self._run_load_biases(entry)
         if not readback.batches and any(isinstance(entry, ImportKV) for entry in plan.entries):
             # What tells that they have been read: a batch computes on the pools after them.
             jax.block_until_ready(self._pools)
@@ -145,21 +154,25 @@ class JaxRunner:
 
     # ---- batches ----
 
-    def _run_rows(self, rows: tuple[BatchRow, ...], shape: ProgramShape) -> sampling.Sampled:
-        last = self._last_tokens
+    def _run_rows(
+        self, rows: tuple[BatchRow, ...], shape: ProgramShape
+    ) -> tuple[sampling.Sampled, sampling.Scores | None]:
+        last, biases = self._last_tokens, self._biases
         forward = self._programs.forward(shape, self._params, self._pools, last)
-        sample = self._programs.sample(shape.seqs, self._counts, last)
+        sample = self._programs.sample(shape.seqs, self._counts, biases, last)
         batch, how = pack_batch(rows, shape), pack_sampling(rows, shape.seqs)
-        logits, self._pools = forward(self._params, self._pools, batch, last)
-        sampled: sampling.Sampled
-        sampled, self._counts, self._last_tokens = sample(logits, how, self._counts, last)
-        return sampled
+        logits, self._pools, scores = forward(self._params, self._pools, batch, last)
+        sampled, self._counts, self._last_tokens = sample(logits, how, self._counts, biases, last)
+        return sampled, scores
 
-    def _run_batch(self, entry: RunBatch) -> sampling.Sampled:
+    def _run_batch(self, entry: RunBatch) -> tuple[sampling.Sampled, sampling.Scores | None]:
         rows = entry.rows
+        tokens = sum(len(row.tokens) for row in rows)
+        if any(row.targets for row in rows):  # the programs of one-token rows compute no scores
+            tokens = max(tokens, len(rows) + 1)
         shape = smallest(
             self._shapes,
-            tokens=sum(len(row.tokens) for row in rows),
+            tokens=tokens,
             seqs=len(rows),
             blocks=max(len(row.blocks) for row in rows),
         )
@@ -221,3 +234,10 @@ class JaxRunner:
         tokens[len(prompt) : stop] = entry.output
         added[len(prompt) : stop] = sampling.COUNT_STEP
         self._counts = self._programs.load_counts(self._counts, np.int32(entry.slot), tokens, added)
+
+    def _run_load_biases(self, entry: LoadBiases) -> None:
+        ids = np.zeros(sampling.BIASES, np.int32)
+        values = np.zeros(sampling.BIASES, np.float32)
+        ids[: len(entry.ids)] = entry.ids
+        values[: len(entry.values)] = entry.values
+        self._biases = self._programs.load_biases(self._biases, np.int32(entry.slot), ids, values)

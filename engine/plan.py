@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.types import KVArrays, SamplingParams, SequenceId, TokenLogprobs
+from engine.types import (
+    KVArrays,
+    PromptLogprobs,
+    SamplingParams,
+    SequenceId,
+    TokenLogprobs,
+)
 
 LAST_SAMPLED = -1
 """In a row's tokens: the token that was last sampled for the row's slot, whatever it is."""
@@ -21,12 +27,14 @@ class RowSampling:
     """How to sample the next token of one row.
 
     `position` is the position of the token to be sampled, counted from the first prompt
-    token; the noise is keyed by (seed, choice, position).
+    token; the noise is keyed by (seed, choice, position). `biases`: how many of the slot's
+    apply, from the first on.
     """
 
     params: SamplingParams
     choice: int
     position: int
+    biases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +45,11 @@ class BatchRow:
         tokens: tokens to compute, at positions [start, stop); LAST_SAMPLED stands for one
             that the host has not read back yet.
         blocks: block table, int32; covers at least `stop` tokens, and does not change.
-        slot: row of the state that a sequence has on the devices: its penalty counts and the
-            token last sampled.
+        slot: row of the state that a sequence has on the devices: its penalty counts, its
+            biases and the token last sampled.
         sampling: None when no token is to be sampled (more of the prompt is to come).
+        targets: prompt tokens at positions [start + 1, ...) whose log-probabilities are wanted,
+            and `top_targets` alternatives of each; none beyond `stop`.
     """
 
     id: SequenceId
@@ -48,6 +58,8 @@ class BatchRow:
     blocks: np.ndarray
     slot: int
     sampling: RowSampling | None
+    targets: tuple[int, ...] = ()
+    top_targets: int = 0
 
     @property
     def stop(self) -> int:
@@ -68,6 +80,15 @@ class LoadTokenCounts:
     slot: int
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBiases:
+    """Set the biases of `slot`: `values[i]` is added to the logit of token `ids[i]`."""
+
+    slot: int
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +131,7 @@ class CopyBlocks:
     targets: tuple[int, ...]
 
 
-Entry = RunBatch | LoadTokenCounts | ExportKV | ImportKV | CopyBlocks
+Entry = RunBatch | LoadTokenCounts | LoadBiases | ExportKV | ImportKV | CopyBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +146,11 @@ class StepOutcome:
     Attributes:
         tokens: the sampled token of each row of the batch that samples one.
         logprobs: the same, for rows that asked for them.
+        prompt_logprobs: of each row with targets.
         exported: read_id → what an ExportKV gave; each array owns its memory.
     """
 
     tokens: dict[SequenceId, int] = field(default_factory=dict)
     logprobs: dict[SequenceId, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[SequenceId, PromptLogprobs] = field(default_factory=dict)
     exported: dict[int, KVArrays] = field(default_factory=dict)

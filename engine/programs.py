@@ -10,6 +10,8 @@ from engine.types import Role
 MAX_PROGRAMS = 32
 TOKEN_GROWTH = 2
 SEQ_GROWTH = 2
+SCORED_TOKENS = 64
+"""Tokens whose logits are computed at once where a prompt's log-probabilities are wanted."""
 BLOCK_GROWTH = 32  # kernels skip the padding of a block table, so coarse steps cost little
 
 
@@ -24,6 +26,11 @@ class ProgramShape:
     tokens: int
     seqs: int
     blocks: int
+
+    @property
+    def targets(self) -> int:
+        """How many tokens' log-probabilities it computes: none without prompts."""
+        return round_up(self.tokens, SCORED_TOKENS) if self.tokens > self.seqs else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,28 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.random import threefry_2x32
 
-from engine.types import MAX_TOP_LOGPROBS
+from engine.types import MAX_HELD_STOPS, MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
 
 _EXCLUDED = -jnp.inf
 COUNT_STEP = 2
 """Penalty counts hold COUNT_STEP * (times in the output) + (1 if in the prompt)."""
+BIASES = MAX_LOGIT_BIASES + MAX_HELD_STOPS
+"""Tokens that one slot can bias."""
+
+
+class SlotBiases(NamedTuple):
+    """What each slot adds to logits: token ids and values, [slots, BIASES] each."""
+
+    ids: Any  # int32
+    values: Any  # float32
 
 
 class RowParams(NamedTuple):
     """How each row samples; [S] each. See engine.plan.RowSampling.
 
     `seed` is uint32 [S, 2] (high word, low word). `slot` is -1 for rows without penalties;
-    `scored` tells which rows want log-probabilities.
+    `scored` tells which rows want log-probabilities. The first `biases` entries of slot
+    `bias_slot` apply.
     """
 
     temperature: Any
@@ -40,7 +50,17 @@ class RowParams(NamedTuple):
     choice: Any
     position: Any
     slot: Any
+    biases: Any
+    bias_slot: Any
     scored: Any
+
+
+class Scores(NamedTuple):
+    """float32 [S] log-probabilities of given tokens, and those of the likeliest K."""
+
+    logprobs: Any
+    top_ids: Any  # int32 [S, K]
+    top_logprobs: Any  # float32 [S, K]
 
 
 class Sampled(NamedTuple):
@@ -53,17 +73,18 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: Array, params: RowParams, counts: Array, num_rows: Array
+    logits: Array, params: RowParams, counts: Array, biases: SlotBiases, num_rows: Array
 ) -> tuple[Sampled, Array]:
     """Choose the next token of each of the first `num_rows` rows.
 
     Args:
         logits: float32 [S, V].
         counts: int32 [slots, V] penalty counts; updated in place for penalized rows.
+        biases: added first, then come penalties, temperature and filters: vLLM's order.
 
     Returns:
         the sampled tokens, and the counts. Log-probabilities are those of the logits as the
-        model gave them, before penalties and temperature.
+        model gave them, before biases, penalties and temperature.
     """
     rows, vocab = logits.shape
     best = min(MAX_TOP_LOGPROBS, vocab)
@@ -80,7 +101,10 @@ def sample(
         raw = logits[row]
         penalized = own.slot >= 0
         slot = jnp.maximum(own.slot, 0)
-        row_logits = lax.cond(penalized, lambda: _penalize(raw, counts[slot], own), lambda: raw)
+        biased = lax.cond(own.biases > 0, lambda: _bias(raw, biases, own), lambda: raw)
+        row_logits = lax.cond(
+            penalized, lambda: _penalize(biased, counts[slot], own), lambda: biased
+        )
         token = lax.cond(
             own.temperature > 0.0,
             lambda: _draw(row_logits, own),
@@ -99,6 +123,12 @@ def sample(
     return lax.fori_loop(0, num_rows, one_row, (empty, counts))
 
 
+def score(logits: Array, tokens: Array, num_rows: Array) -> Scores:
+    """Log-probabilities of `tokens` [S] by float32 logits [S, V]; `num_rows` are wanted."""
+    best = min(MAX_TOP_LOGPROBS, logits.shape[1])
+    return Scores(*jax.vmap(lambda row, token: _score(row, token, best))(logits, tokens))
+
+
 def load_counts(counts: Array, slot: Array, tokens: Array, added: Array) -> Array:
     """Rebuild one slot: `tokens` [n] are ids, `added` [n] what each adds (0 for padding).
 
@@ -106,6 +136,17 @@ def load_counts(counts: Array, slot: Array, tokens: Array, added: Array) -> Arra
     """
     row = jnp.zeros((counts.shape[1],), counts.dtype).at[tokens].add(added)
     return counts.at[slot].set(row)
+
+
+def load_biases(biases: SlotBiases, slot: Array, ids: Array, values: Array) -> SlotBiases:
+    """Replace the entries of one slot by `ids` and `values` [BIASES]."""
+    return SlotBiases(biases.ids.at[slot].set(ids), biases.values.at[slot].set(values))
+
+
+def _bias(logits: Array, biases: SlotBiases, own: RowParams) -> Array:
+    ids, values = biases.ids[own.bias_slot], biases.values[own.bias_slot]
+    used = jnp.arange(ids.shape[0]) < own.biases
+    return logits.at[jnp.where(used, ids, logits.shape[0])].add(values, mode="drop")
 
 
 def _penalize(logits: Array, counts: Array, own: RowParams) -> Array:

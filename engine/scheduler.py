@@ -8,8 +8,6 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from engine.admission import Admission
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
@@ -34,7 +32,6 @@ from engine.plan import (
     Entry,
     ExportKV,
     ImportKV,
-    LoadTokenCounts,
     RowSampling,
     RunBatch,
     StepOutcome,
@@ -44,6 +41,7 @@ from engine.prefill_order import PrefillQueue
 from engine.prefix_cache import PrefixCache
 from engine.reuse import Reuse
 from engine.sequence import Sequence, SequenceState, no_blocks
+from engine.slot_loads import biases_at, slot_loads
 from engine.types import (
     AttemptId,
     Failure,
@@ -197,7 +195,9 @@ class Scheduler:
             *self._copies.take_exports(EXPORTS_PER_STEP, number),
         ]
         rows += self._prefill_rows(self.limits.max_batch_tokens - len(rows))
-        entries += self._count_loads()
+        for sequence in self._fresh_slots:
+            entries += slot_loads(sequence)
+        self._fresh_slots.clear()
         if rows:
             # One-token rows first: kernels treat them apart from longer ones.
             rows.sort(key=lambda each: len(each[0].tokens) > 1)
@@ -337,14 +337,6 @@ class Scheduler:
 
     # ---- entries ----
 
-    def _count_loads(self) -> Iterator[LoadTokenCounts]:
-        for sequence in self._fresh_slots:
-            if sequence.sampling.needs_token_counts:
-                prompt = sequence.request.prompt
-                output = tuple(sequence.tokens[len(prompt) :])
-                yield LoadTokenCounts(sequence.slot, prompt, output)
-        self._fresh_slots.clear()
-
     def _prefill_rows(self, budget: int) -> list[_Row]:
         rows: list[_Row] = []
         for sequence, count in self._prefilling.shares(budget):
@@ -361,11 +353,18 @@ class Scheduler:
         tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
         blocks = sequence.blocks[: self.pool.blocks_for(stop)]
         if stop == sequence.length:
-            choose = RowSampling(sequence.sampling, sequence.id.choice, position=stop)
+            biases = biases_at(sequence, stop)
+            choose = RowSampling(sequence.sampling, sequence.id.choice, stop, biases)
             sequence.unread += 1
         sequence.scheduled = stop
         sequence.last_step = self._under_way.next_number
-        return BatchRow(sequence.id, tokens, start, blocks, sequence.slot, choose), sequence
+        targets, best = (), sequence.sampling.prompt_logprobs
+        if best is not None:
+            targets = sequence.request.prompt[start + 1 : stop + 1]
+        row = BatchRow(
+            sequence.id, tokens, start, blocks, sequence.slot, choose, targets, best or 0
+        )
+        return row, sequence
 
     # ---- results ----
 
@@ -376,6 +375,8 @@ class Scheduler:
         if exporting:
             computed = Computed(sequence.request.transfer_id, sequence.computed)
             self._events.append(computed)
+        if row.targets:
+            self._events.append(outcome.prompt_logprobs[row.id])
         if row.sampling is None:
             return
         token = outcome.tokens[row.id]

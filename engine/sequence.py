@@ -112,7 +112,8 @@ class Sequence:
 
     def finish_after(self, token: int, max_model_len: int) -> FinishReason | None:
         """Whether `token`, just appended to `tokens`, is the last one."""
-        if token in self.sampling.stop_token_ids:
+        own = self.sampling
+        if token in own.stop_token_ids and self.output_count > own.min_tokens:
             return FinishReason.STOP
         if len(self.tokens) >= self.most_tokens(max_model_len):
             return FinishReason.LENGTH

@@ -19,6 +19,7 @@ from engine.kernels.interface import KVPools
 from engine.models.decoder import Decoder, Params
 from engine.placing import Placement
 from engine.programs import ProgramShape
+from engine.prompt_scores import score_prompt
 from engine.sharding import MODEL_AXIS, sharding_of
 
 POOL_AXES = ("layer", "blocks", "block", "kv_heads", "head_dim")
@@ -55,7 +56,7 @@ class StepPrograms:
         self._forward_pass = partial(
             shard,
             in_specs=(param_specs, pools, _REPLICATED, _REPLICATED),
-            out_specs=(_REPLICATED, pools),
+            out_specs=(_REPLICATED, pools, _REPLICATED),
         )
         copy = _REPLICATED, _REPLICATED
         self._kv_dtype = kv_dtype
@@ -79,6 +80,7 @@ class StepPrograms:
             donate_argnums=0,
         )
         self.load_counts = jax.jit(sampling.load_counts, donate_argnums=0)
+        self.load_biases = jax.jit(sampling.load_biases, donate_argnums=0)
 
     @property
     def forwards(self) -> dict[ProgramShape, Any]:
@@ -88,7 +90,10 @@ class StepPrograms:
     def forward(
         self, shape: ProgramShape, params: Params, pools: KVPools, last_tokens: Array
     ) -> Any:
-        """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools)."""
+        """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools, scores).
+
+        The scores are those of the batch's targets; None in a program without prompts.
+        """
         program = self._forward.get(shape)
         if program is None:
             step = jax.jit(self._forward_pass(partial(self._run_shard, shape)), donate_argnums=1)
@@ -97,8 +102,10 @@ class StepPrograms:
             program = self._forward[shape] = lowered.compile()
         return program
 
-    def sample(self, seqs: int, counts: Array, last_tokens: Array) -> Any:
-        """(logits, packed sampling, counts, last tokens) -> (sampled, counts, last tokens).
+    def sample(
+        self, seqs: int, counts: Array, biases: sampling.SlotBiases, last_tokens: Array
+    ) -> Any:
+        """(logits, packed sampling, counts, biases, last tokens) -> (sampled, counts, last tokens).
 
         Sampling depends on the number of rows alone: apart, it is compiled far less often.
         """
@@ -107,16 +114,22 @@ class StepPrograms:
             logits = jax.ShapeDtypeStruct(
                 (seqs, self._vocab), jnp.float32, sharding=self._replicated
             )
-            arguments = (logits, pack_sampling((), seqs), counts, last_tokens)
+            arguments = (logits, pack_sampling((), seqs), counts, biases, last_tokens)
             jitted = jax.jit(partial(self._sample_rows, seqs), donate_argnums=2)
             program = self._sample[seqs] = jitted.lower(*arguments).compile()
         return program
 
     def _sample_rows(
-        self, seqs: int, logits: Array, words: Array, counts: Array, last_tokens: Array
+        self,
+        seqs: int,
+        logits: Array,
+        words: Array,
+        counts: Array,
+        biases: sampling.SlotBiases,
+        last_tokens: Array,
     ) -> tuple[sampling.Sampled, Array, Array]:
         params, slots, live = unpack_sampling(words, seqs)
-        sampled, counts = self._kernels.sample(logits, params, counts, live)
+        sampled, counts = self._kernels.sample(logits, params, counts, biases, live)
         # [S, slots]: a scatter of a few tokens would be a loop on some platforms.
         kept = slots[:, None] == jnp.arange(last_tokens.shape[0], dtype=jnp.int32)
         new = jnp.where(kept, sampled.tokens[:, None], 0).sum(0, dtype=jnp.int32)
@@ -146,12 +159,14 @@ class StepPrograms:
 
     def _run_shard(
         self, shape: ProgramShape, params: Params, pools: KVPools, words: Array, last: Array
-    ) -> tuple[Array, KVPools]:
-        batch, slots = unpack_batch(words, shape)
+    ) -> tuple[Array, KVPools, sampling.Scores | None]:
+        batch, slots, targets = unpack_batch(words, shape)
         sampled = last[slots[row_of_token(batch)]]  # [T]
         batch = batch._replace(tokens=jnp.where(batch.tokens < 0, sampled, batch.tokens))
-        hidden, pools = self._decoder.forward(params, pools, batch)
-        return self._decoder.logits(params, hidden, batch.num_rows), pools
+        x, pools = self._decoder.forward(params, pools, batch)
+        scores = score_prompt(self._decoder, params, x, targets) if shape.targets else None
+        last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
+        return self._decoder.logits(params, last, batch.num_rows), pools, scores
 
     def _export_shard(self, pools: KVPools, slots: Array, live: Array) -> tuple[Array, ...]:
         layers, heads = (0, pools.k.shape[0]), (0, pools.k.shape[3])

@@ -6,11 +6,19 @@ No jax here: the router and the wire format import this module.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 MAX_TOP_LOGPROBS = 20
 """Most alternatives reported per token (OpenAI's limit for chat)."""
+
+MAX_LOGIT_BIASES = 300
+"""Most tokens that one request may bias (OpenAI's limit)."""
+MAX_HELD_STOPS = 212
+"""Most stop tokens of a request with min_tokens, which the devices hold back one by one."""
 
 KVArrays = tuple[Any, ...]
 """KV of n tokens outside of a pool, in the payload's order (K, V) and the model's own heads:
@@ -69,8 +77,12 @@ class SamplingParams:
         seed: unsigned 64 bits. Noise depends on (seed, choice, position, token id) alone.
         max_tokens: most output tokens, at least 1.
         stop_token_ids: end the sequence with any of these (end-of-sequence ids included).
+        min_tokens: no stop token is sampled before so many others; at most max_tokens.
+        logit_bias: pairs of a token id and what is added to its logit, before penalties and
+            temperature; ids differ, at most MAX_LOGIT_BIASES.
         top_logprobs: None for no log-probabilities; else the number of alternatives
             (0..MAX_TOP_LOGPROBS) reported beside the chosen token's.
+        prompt_logprobs: the same of each prompt token but the first.
     """
 
     temperature: float = 1.0
@@ -83,7 +95,15 @@ class SamplingParams:
     seed: int = 0
     max_tokens: int = 16
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """True when every prompt token must be computed, whether or not its KV is there."""
+        return self.prompt_logprobs is not None
 
     @property
     def needs_token_counts(self) -> bool:
@@ -105,6 +125,39 @@ class TokenLogprobs:
     logprob: float
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """Natural-log probabilities of prompt tokens [start, start + n), each after those before it.
+
+    Attributes:
+        start: at least 1, as nothing comes before token 0.
+        logprobs: float32 [n].
+        top_ids, top_logprobs: int32 and float32 [n, k], from the likeliest down.
+    """
+
+    id: SequenceId
+    start: int
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.logprobs)
+
+    def pieces(self, most: int) -> Iterable[PromptLogprobs]:
+        """The same in parts of at most `most` tokens."""
+        for begin in range(0, len(self.logprobs), most):
+            part = slice(begin, begin + most)
+            yield PromptLogprobs(
+                self.id,
+                self.start + begin,
+                self.logprobs[part],
+                self.top_ids[part],
+                self.top_logprobs[part],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +197,8 @@ class TokenDelta:
     `index` is the output position of `tokens[0]`. `logprobs`, when asked for, has one
     entry per token. `finish` is set on the last delta of a sequence. `cached_tokens` is set on
     the first one, by whoever computed the prompt: how many of its tokens it had not to compute.
+    `prompt_logprobs`, all of them, come with the first delta that a client's request gets, if it
+    asked for them.
     """
 
     id: SequenceId
@@ -152,6 +207,7 @@ class TokenDelta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class FailureCode(enum.Enum):

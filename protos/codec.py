@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,22 +9,24 @@ import numpy as np
 
 from engine.types import (
     COLOCATED,
-    MAX_TOP_LOGPROBS,
     AttemptId,
     Failure,
     FailureCode,
     FinishReason,
     Load,
     ModelLimits,
+    PromptLogprobs,
     Role,
-    SamplingParams,
     SequenceId,
     SequenceRequest,
     TokenDelta,
     TokenLogprobs,
 )
 from protos import worker_pb2 as wire
+from protos.attempt_codec import decode_attempt
 from protos.errors import WireError
+from protos.logprob_codec import decode_prompt_logprobs
+from protos.sampling_codec import decode_sampling, encode_sampling
 from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
 PROTOCOL_VERSION = 1
@@ -35,7 +36,6 @@ MESSAGE_LIMITS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 TRANSFER_ID_BYTES = 16
-MAX_ID_CHARACTERS = 256
 MAX_CHOICES = 128
 """OpenAI's limit for `n`."""
 
@@ -106,6 +106,7 @@ class StepUpdate:
     load: Load | None
     draining: bool
     transfers: Transfers
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 # ---- tokens ----
@@ -141,7 +142,7 @@ def encode_start(order: StartOrder) -> wire.Start:
         choices=[
             wire.Choice(choice=s.id.choice, output=pack_tokens(s.output)) for s in order.sequences
         ],
-        sampling=_encode_sampling(first.sampling),
+        sampling=encode_sampling(first.sampling),
         transfer_id=first.transfer_id,
         sources=order.sources,
         priority=first.priority,
@@ -163,7 +164,7 @@ def decode_start(message: wire.Start) -> StartOrder:
         raise WireError(f"a transfer_id of {len(message.transfer_id)} bytes, {wanted} are wanted")
     if not message.choices:
         raise WireError("no choices")
-    prompt, sampling = unpack_tokens(message.prompt), _decode_sampling(message.sampling)
+    prompt, sampling = unpack_tokens(message.prompt), decode_sampling(message.sampling)
     if not prompt:
         raise WireError("an empty prompt")
     numbers = [choice.choice for choice in message.choices]
@@ -184,61 +185,6 @@ def decode_start(message: wire.Start) -> StartOrder:
         for choice in message.choices
     )
     return StartOrder(attempt, sequences, tuple(message.sources))
-
-
-def decode_attempt(request_id: str, attempt: int) -> AttemptId:
-    """Raises WireError for an id that is empty or too long."""
-    if not 0 < len(request_id) <= MAX_ID_CHARACTERS:
-        raise WireError(f"a request_id of {len(request_id)} characters")
-    return AttemptId(request_id, attempt)
-
-
-def _encode_sampling(sampling: SamplingParams) -> wire.Sampling:
-    return wire.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        stop_token_ids=sorted(sampling.stop_token_ids),
-        top_logprobs=sampling.top_logprobs,
-    )
-
-
-def _decode_sampling(message: wire.Sampling) -> SamplingParams:
-    top_logprobs = message.top_logprobs if message.HasField("top_logprobs") else None
-    sampling = SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        seed=message.seed,
-        max_tokens=message.max_tokens,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        top_logprobs=top_logprobs,
-    )
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
-    checks = {
-        "temperature": 0 <= sampling.temperature < math.inf,
-        "top_p": 0 < sampling.top_p <= 1,
-        "min_p": 0 <= sampling.min_p <= 1,
-        "penalties": all(math.isfinite(p) for p in penalties),
-        "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
-        "max_tokens": sampling.max_tokens >= 1,
-        "top_k": sampling.top_k < 2**31,
-        "top_logprobs": top_logprobs is None or top_logprobs <= MAX_TOP_LOGPROBS,
-    }
-    wrong = [name for name, holds in checks.items() if not holds]
-    if wrong:
-        raise WireError(f"sampling: {', '.join(wrong)} out of range")
-    return sampling
 
 
 # ---- Welcome ----
@@ -393,4 +339,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         load,
         message.load.draining,
         decode_transfers(message.load.transfers),
+        tuple(decode_prompt_logprobs(p) for p in message.prompt_logprobs),
     )

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import grpc
 
-from engine.types import AttemptId, Failure, FailureCode, Load, TokenDelta
+from engine.types import AttemptId, Failure, FailureCode, Load, PromptLogprobs, TokenDelta
 from protos import worker_pb2 as wire
+from protos.attempt_codec import decode_attempt
 from protos.codec import (
     PROTOCOL_VERSION,
     StartOrder,
     WireError,
     WorkerInfo,
-    decode_attempt,
     decode_start,
     encode_load,
     encode_welcome,
@@ -76,6 +76,12 @@ class SessionServer:
         session = self._owners.get(delta.id.attempt)
         if session is not None:
             self._put(session, lambda: session.outbox.add_delta(delta))
+
+    def prompt_logprobs(self, scores: PromptLogprobs) -> None:
+        """Send them to the router that owns the sequence; dropped if there is none."""
+        session = self._owners.get(scores.id.attempt)
+        if session is not None:
+            self._put(session, lambda: session.outbox.add_prompt_logprobs(scores))
 
     def failed(self, failure: Failure) -> None:
         """The attempt has ended without its tokens."""

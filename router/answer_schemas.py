@@ -47,8 +47,9 @@ _USAGE = _object(
 
 _COMPLETION_LOGPROBS = _object(
     tokens=_list(_TEXT),
-    token_logprobs=_list({"type": "number"}),
-    top_logprobs=_list({"type": "object", "additionalProperties": {"type": "number"}}),
+    # null for the first token of a prompt that is told as well
+    token_logprobs=_list(_or_null({"type": "number"})),
+    top_logprobs=_list(_or_null({"type": "object", "additionalProperties": {"type": "number"}})),
     text_offset=_list(_COUNT),
 )
 COMPLETION = _object(

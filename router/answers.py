@@ -131,6 +131,10 @@ class CompletionAnswer(Answer):
 
     def _whole_choice(self, number: int, output: Piece) -> dict[str, Any]:
         choice = self._chunk_choice(number, output)
+        if output.echoed is not None:
+            choice["logprobs"] = {
+                name: [*values, *choice["logprobs"][name]] for name, values in output.echoed.items()
+            }
         prompt = number // self._options.n
         if self._echo is not None:
             choice["text"] = self._echo[prompt] + choice["text"]
@@ -142,7 +146,7 @@ class CompletionAnswer(Answer):
         choice: dict[str, Any] = {
             "index": number,
             "text": piece.text,
-            "logprobs": completion_logprobs(self._tokenizer, piece.scored)
+            "logprobs": completion_logprobs(self._tokenizer, piece.scored, self._before(number))
             if self._options.tells_logprobs
             else None,
             "finish_reason": piece.finish,
@@ -150,6 +154,10 @@ class CompletionAnswer(Answer):
         if self._options.return_token_ids:
             choice["token_ids"] = piece.tokens
         return choice
+
+    def _before(self, number: int) -> int:
+        """Characters of a choice before its output."""
+        return 0 if self._echo is None else len(self._echo[number // self._options.n])
 
 
 class ChatAnswer(Answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,24 +53,22 @@ def read_completion(
     """
     prompts = _prompts(fields, limits)
     fields.only("suffix", [""], "text cannot be filled in before a suffix")
+    echo = fields.flag("echo")
     options = read_options(
         fields,
         model=model,
         limits=limits,
         defaults=defaults,
-        max_tokens=fields.optional_integer("max_tokens", low=1),
+        # With echo, 0 asks for the prompt alone.
+        max_tokens=fields.optional_integer("max_tokens", low=0 if echo else 1),
         max_tokens_param=fields.param("max_tokens"),
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         top_logprobs=fields.optional_integer("logprobs", low=0, high=MAX_LOGPROBS),
     )
-    echo = fields.flag("echo")
-    if echo and options.tells_logprobs:
-        param = fields.param("logprobs")
-        raise BadRequest(
-            f"{param} with {fields.param('echo')}=true is not supported: a prompt's "
-            "log-probabilities are not computed",
-            param=param,
-        )
+    if echo:
+        sampling = options.sampling
+        sampling = dataclasses.replace(sampling, prompt_logprobs=sampling.top_logprobs)
+        options = dataclasses.replace(options, sampling=sampling)
     candidates = _candidates(fields, options)
     fields.finish()
     if len(prompts) * candidates > MAX_SEQUENCES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import secrets
@@ -46,6 +47,7 @@ from router.flight import (
 )
 from router.generation import NOT_URGENT
 from router.policy import choose_colocated, choose_decode, choose_prefill
+from router.prompt_scores import PromptScores
 from router.urgency import Urgency
 from router.workers import Worker, WorkerPool
 
@@ -188,6 +190,8 @@ class Dispatcher:
                     delta = await flight.next()
                     refused_at = None
                     output.extend(delta.tokens)
+                    if delta.prompt_logprobs is not None:  # they are not computed again
+                        sampling = dataclasses.replace(sampling, prompt_logprobs=None)
                     # The first token is the prefill worker's: by it alone, a decode worker
                     # that always fails would cost a prefill for every token.
                     if len(output) > before + 1:
@@ -231,7 +235,8 @@ class Dispatcher:
         workers = tuple(worker for worker, _ in placed)
         colocated = placed[0][1] == COLOCATED
         transfer_id = b"" if colocated else secrets.token_bytes(TRANSFER_ID_BYTES)
-        flight = Flight(workers, len(output), len(prompt) + len(output))
+        scores = None if sampling.prompt_logprobs is None else PromptScores(len(prompt) - 1)
+        flight = Flight(workers, len(output), len(prompt) + len(output), scores)
         self._flights[attempt] = flight
         sources = workers[0].info.sources
         try:
@@ -344,6 +349,10 @@ class Dispatcher:
 
     def stepped(self, worker: Worker, update: StepUpdate) -> None:
         """Hand a step's news to the flights they belong to; those of ended ones are dropped."""
+        for piece in update.prompt_logprobs:
+            flight = self._flights.get(piece.id.attempt)
+            if flight is not None:
+                flight.deliver_prompt(piece)
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
             if flight is not None:

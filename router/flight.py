@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from engine.types import TokenDelta
+from engine.types import PromptLogprobs, TokenDelta
+from router.prompt_scores import PromptScores
 from router.workers import Worker
 
 
@@ -37,18 +38,26 @@ class Flight:
     """The deltas of one attempt, in order and without gaps.
 
     The first token comes from the prefill worker and the others from the decode worker, by
-    two streams: whatever is ahead is held, whatever has been seen is dropped.
+    two streams: whatever is ahead is held, whatever has been seen is dropped. Log-probabilities
+    of the prompt come with the first delta: all of them are waited for.
 
     Attributes:
         unread: tokens that are there and have not been taken by `next`.
         expiry: what ends the attempt when its request's deadline has passed; None without one.
     """
 
-    def __init__(self, workers: tuple[Worker, ...], next_index: int, prefill_tokens: int) -> None:
-        """Counts the attempt on its workers; the first of them prefills."""
+    def __init__(
+        self,
+        workers: tuple[Worker, ...],
+        next_index: int,
+        prefill_tokens: int,
+        scores: PromptScores | None = None,
+    ) -> None:
+        """Counts the attempt on its workers; the first of them prefills, and tells `scores`."""
         self.workers = workers
         self._first = next_index
         self._next = next_index
+        self._scores = scores
         self._ahead: dict[int, TokenDelta] = {}
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
         self.unread = 0
@@ -73,7 +82,21 @@ class Flight:
         held = self._ahead.get(delta.index)
         if held is None or len(held.tokens) <= len(delta.tokens):
             self._ahead[delta.index] = delta
+        self._release()
+
+    def deliver_prompt(self, piece: PromptLogprobs) -> None:
+        """Take in log-probabilities of the prompt; dropped where they were not asked for."""
+        if self._scores is not None:
+            self._scores.add(piece)
+            self._release()
+
+    def _release(self) -> None:
+        if self._scores is not None and not self._scores.complete:
+            return
         while (found := self._take_next()) is not None:
+            if self._scores is not None:
+                whole, self._scores = self._scores.whole(found.id), None
+                found = dataclasses.replace(found, prompt_logprobs=whole)
             self.unread += len(found.tokens)
             self._ready.put_nowait(found)
 

@@ -41,7 +41,8 @@ class Generator(Protocol):
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
-        The last delta has `finish` set. Closing the generator early (`aclose`) aborts the
+        The first has the prompt's log-probabilities, where `sampling` asks for them; the last has
+        `finish` set. Closing the generator early (`aclose`) aborts the
         request on every worker that knows of it. `request_id` is internal and unique; `choice`
         counts the outputs of one prompt and seed, and keys their noise. `begun()` tells whether
         another output has begun of the same client's request, which then waits for room instead

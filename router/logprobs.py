@@ -12,8 +12,10 @@ _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot hold."""
 
 
-def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion.
+def completion_logprobs(
+    tokenizer: Tokenizer, scored: Sequence[ScoredToken], before: int = 0
+) -> dict[str, list[Any]]:
+    """`choices[].logprobs` of a completion, `before` characters of which come before the output.
 
     `top_logprobs` holds the chosen token as well, also where it is not among the likeliest.
     """
@@ -21,7 +23,7 @@ def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> 
         "tokens": [tokenizer.token_text(item.token) for item in scored],
         "token_logprobs": [_finite(item.logprobs.logprob) for item in scored],
         "top_logprobs": [_top_by_text(tokenizer, item) for item in scored],
-        "text_offset": [item.text_offset for item in scored],
+        "text_offset": [before + item.text_offset for item in scored],
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.types import FinishReason, TokenDelta, TokenLogprobs
 from router.errors import GenerationFailed
@@ -37,12 +37,14 @@ class Piece:
     """A stretch of output: text and the tokens that have come since the piece before.
 
     `finish` is OpenAI's finish_reason, on the last piece only. Only that one may lack text.
+    `echoed` is on the first piece only: the prompt's part of `logprobs`, where it is wanted.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     finish: str | None = None
+    echoed: dict[str, list[Any]] | None = None
 
 
 class OutputAssembler:
@@ -52,6 +54,7 @@ class OutputAssembler:
         decoder: a fresh detokenizer.
         stops: stop strings; never part of the output.
         stop_token_ids: a token that ends the sequence is counted but has no text.
+        min_tokens: stop strings are only looked for in the text of later tokens.
         logprobs: whether the deltas carry log-probabilities.
 
     Attributes:
@@ -64,11 +67,13 @@ class OutputAssembler:
         *,
         stops: Sequence[str],
         stop_token_ids: Collection[int],
+        min_tokens: int = 0,
         logprobs: bool,
     ) -> None:
         self._decoder = decoder
         self._scanner = StopScanner(stops)
         self._stop_token_ids = stop_token_ids
+        self._min_tokens = min_tokens
         self._logprobs = logprobs
         self._decoded_length = 0
         self._piece = Piece()
@@ -112,7 +117,8 @@ class OutputAssembler:
 
     def _scan(self, text: str) -> None:
         self._decoded_length += len(text)
-        self._piece.text += self._scanner.push(text)
+        free = self.completion_tokens <= self._min_tokens
+        self._piece.text += self._scanner.pass_on(text) if free else self._scanner.push(text)
 
     def _release(self, finish: str | None) -> Piece:
         piece, self._piece = self._piece, Piece()
@@ -127,4 +133,5 @@ def join(pieces: Sequence[Piece]) -> Piece:
         tokens=[token for piece in pieces for token in piece.tokens],
         scored=[scored for piece in pieces for scored in piece.scored],
         finish=pieces[-1].finish if pieces else None,
+        echoed=pieces[0].echoed if pieces else None,
     )

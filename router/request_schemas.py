@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.types import MAX_TOP_LOGPROBS
+from engine.types import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
 from protos.codec import MAX_CHOICES
 from router.chat_request import MAX_MESSAGES
 from router.completion_request import MAX_LOGPROBS, MAX_PROMPTS
+from router.logit_bias import LARGEST_BIAS
 from router.response_request import LOGPROBS, PARTS
 from router.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, NUMBERS, WITHOUT_EFFECT
 from router.urgency import MOST_DEADLINE_MS, MOST_PRIORITY
@@ -80,8 +81,19 @@ _SHARED: Schema = {
             }
         )
     ),
-    "logit_bias": _only({}),
-    "min_tokens": _only(0),
+    "logit_bias": _or_null(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": -LARGEST_BIAS,
+                "maximum": LARGEST_BIAS,
+            },
+            "maxProperties": MAX_LOGIT_BIASES,
+        }
+    ),
+    "min_tokens": _integer(0),
     "response_format": _only({"type": "text"}),
     **{name: {"description": "has no effect"} for name in WITHOUT_EFFECT},
 }
@@ -170,7 +182,7 @@ COMPLETION = _object(
                 },
             ]
         },
-        "max_tokens": _integer(1),
+        "max_tokens": _integer(0),
         "logprobs": _integer(0, MAX_LOGPROBS),
         "echo": _FLAG,
         "best_of": _integer(1, MAX_CHOICES),

@@ -8,10 +8,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.types import ModelLimits, SamplingParams
+from engine.types import MAX_HELD_STOPS, ModelLimits, SamplingParams
 from protos.codec import MAX_CHOICES
 from router.errors import BadRequest, ContextLengthExceeded
 from router.fields import Fields, check_text, is_integer, show
+from router.logit_bias import read_logit_bias
 from router.urgency import AskedUrgency
 
 log = logging.getLogger("hexserve.router")
@@ -54,8 +55,9 @@ class RequestOptions:
             the prompt.
         seed: as asked for, None when absent.
         n: choices for each prompt.
-        max_tokens: as asked for, None when absent.
-        max_tokens_param: the field's name for errors.
+        max_tokens: as asked for, None when absent; 0 wants the prompt alone, for which the
+            workers are asked for one token all the same.
+        max_tokens_param, min_tokens_param: the fields' names for errors.
         default_max_tokens: used when absent; None is the rest of the context.
         include_usage: streamed: one more chunk at the end tells the usage.
         continuous_usage: streamed: every chunk tells the usage so far.
@@ -67,6 +69,7 @@ class RequestOptions:
     n: int
     max_tokens: int | None
     max_tokens_param: str
+    min_tokens_param: str
     default_max_tokens: int | None
     stops: tuple[str, ...]
     skip_special_tokens: bool
@@ -93,6 +96,7 @@ class RequestOptions:
 
         Raises:
             ContextLengthExceeded: prompt and output do not fit the model's context.
+            BadRequest: less output is allowed than asked for at least.
         """
         room = max_model_len - prompt_tokens
         if room < 1:
@@ -112,8 +116,14 @@ class RequestOptions:
                 f"{max_model_len} tokens, so at most {room} can be asked for",
                 param=self.max_tokens_param,
             )
+        if self.sampling.min_tokens > wanted:
+            raise BadRequest(
+                f"{self.min_tokens_param}={self.sampling.min_tokens} is more than the {wanted} "
+                f"tokens of {self.max_tokens_param}",
+                param=self.min_tokens_param,
+            )
         seed = seeds.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
-        return dataclasses.replace(self.sampling, max_tokens=wanted, seed=seed)
+        return dataclasses.replace(self.sampling, max_tokens=max(wanted, 1), seed=seed)
 
 
 def read_options(
@@ -153,6 +163,7 @@ def read_options(
         n=fields.integer("n", 1, low=1, high=MAX_CHOICES),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
+        min_tokens_param=fields.param("min_tokens"),
         default_max_tokens=default_max_tokens,
         stops=_stop_strings(fields),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
@@ -211,8 +222,21 @@ def _sampling(
         frequency_penalty=_number(fields, "frequency_penalty", {}, 0.0),
         repetition_penalty=_number(fields, "repetition_penalty", defaults, 1.0),
         stop_token_ids=stop_token_ids,
+        min_tokens=_min_tokens(fields, stop_token_ids),
+        logit_bias=read_logit_bias(fields, limits),
         top_logprobs=top_logprobs,
     )
+
+
+def _min_tokens(fields: Fields, stop_token_ids: frozenset[int]) -> int:
+    value, param = fields.integer("min_tokens", 0, low=0), fields.param("min_tokens")
+    if value and len(stop_token_ids) > MAX_HELD_STOPS:
+        raise BadRequest(
+            f"{param}={value} with {len(stop_token_ids)} stop tokens, those of the model among "
+            f"them: the limit is {MAX_HELD_STOPS}",
+            param=param,
+        )
+    return value
 
 
 def _stop_strings(fields: Fields) -> tuple[str, ...]:
@@ -291,6 +315,4 @@ def _stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
 
 def _refuse_missing_features(fields: Fields) -> None:
     fields.ignore(WITHOUT_EFFECT)
-    fields.only("logit_bias", [{}], "tokens cannot be biased")
-    fields.only("min_tokens", [0], "a least number of tokens cannot be asked for")
     fields.only("response_format", [{"type": "text"}], "only text can be generated")

@@ -7,11 +7,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
-from engine.types import SamplingParams
+from engine.types import FinishReason, SamplingParams
 from router.context import GatewayContext
 from router.errors import GenerationFailed
 from router.output import OutputAssembler, Piece
+from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
 from router.sampling import RequestOptions
 
@@ -42,11 +44,12 @@ class TextSequence:
         self._sampling = sampling
         self._record = record
         self._choice = choice
-        self._urgency = options.urgency
+        self._options = options
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
             stop_token_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
             logprobs=sampling.top_logprobs is not None,
         )
 
@@ -70,18 +73,29 @@ class TextSequence:
         try:
             metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
+            echoed: dict[str, list[Any]] | None = None
             deltas = self._context.generator.generate(
                 self.prompt,
                 self._sampling,
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
                 choice=self._choice,
                 begun=lambda: record.output_tokens > 0,
-                urgency=self._urgency.of_age(time.perf_counter() - record.arrived),
+                urgency=self._options.urgency.of_age(time.perf_counter() - record.arrived),
             )
             async with aclosing(deltas):
                 async for delta in deltas:
                     if self.cached_tokens is None:
                         self.cached_tokens = delta.cached_tokens
+                    if delta.prompt_logprobs is not None:
+                        echoed = await echoed_logprobs(
+                            self._context.tokenizer,
+                            self.prompt,
+                            delta.prompt_logprobs,
+                            skip_special_tokens=self._options.skip_special_tokens,
+                        )
+                    if self._options.max_tokens == 0:  # the prompt alone is wanted
+                        last_piece = Piece(finish=FinishReason.LENGTH.value, echoed=echoed)
+                        break
                     if delta.tokens:
                         now = time.perf_counter()
                         metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
@@ -90,6 +104,7 @@ class TextSequence:
                     piece = self._assembler.push(delta)
                     if piece is None:
                         continue
+                    piece.echoed, echoed = echoed, None
                     if piece.finish is not None:
                         last_piece = piece
                         break

@@ -42,6 +42,13 @@ class StopScanner:
         self._held = buffer[len(buffer) - held :]
         return buffer[: len(buffer) - held]
 
+    def pass_on(self, text: str) -> str:
+        """Take the next piece, in which stop strings are not looked for."""
+        if self.matched is not None:
+            return ""
+        self._held, text = "", self._held + text
+        return text
+
     def flush(self) -> str:
         """The text still held back, when no more will come."""
         held, self._held = self._held, ""

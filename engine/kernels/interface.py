@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.kernels.activation import Activation
 from engine.kernels.batch import Batch
-from engine.sampling import RowParams, Sampled
+from engine.sampling import RowParams, Sampled, Scores, SlotBiases
 
 
 class UnsupportedShape(ValueError):
@@ -261,9 +261,12 @@ class Kernels(Protocol):
         """The inverse of `export_kv`, in place."""
 
     def sample(
-        self, logits: Any, params: RowParams, counts: Any, num_rows: Any
+        self, logits: Any, params: RowParams, counts: Any, biases: SlotBiases, num_rows: Any
     ) -> tuple[Sampled, Any]:
         """Choose the next token of each row; see engine.sampling.sample. No two have one slot."""
+
+    def score(self, logits: Any, tokens: Any, num_rows: Any) -> Scores:
+        """Log-probabilities of given tokens; see engine.sampling.score."""
 
     def copy_blocks(self, pool: Any, sources: Any, targets: Any, live: Any) -> Any:
         """Copy the first `live` blocks `sources` [n] to `targets` [n] in all layers, in place.

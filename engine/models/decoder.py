@@ -63,8 +63,7 @@ class Decoder:
         Writes the KV of the batch's tokens into `pools` (donate them).
 
         Returns:
-            hidden [S, hidden]: the state of each row's last token, normed for `logits`;
-            and the pools.
+            the state [T, hidden] of each token, for `logits`; and the pools.
         """
         t = self.traits
         blocks, block_size = pools.k.shape[1:3]
@@ -76,13 +75,12 @@ class Decoder:
             unit = partial(self._unit, step, segment)
             repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
             (x, pools), _ = lax.scan(unit, (x, pools), repeats)
-        last = x[jnp.maximum(batch.starts[1:] - 1, 0)]  # [S, hidden]
-        hidden = self._norm(last, params["final_norm"], jnp.int32(0), batch.num_rows)
-        return hidden, pools
+        return x, pools
 
-    def logits(self, params: Params, hidden: Array, live: Array) -> Array:
-        """float32 [S, vocab] from normed hidden states [S, hidden], the first `live` rows."""
+    def logits(self, params: Params, x: Array, live: Array) -> Array:
+        """float32 [S, vocab] from the states [S, hidden] of some tokens, the first `live` rows."""
         with jax.named_scope("logits"):
+            hidden = self._norm(x, params["final_norm"], jnp.int32(0), live)
             cap = self.traits.logit_soft_cap
             own = self.kernels.logits(hidden, params["head"], live, cap)
             if self.axis is None:

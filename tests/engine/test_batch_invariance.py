@@ -69,7 +69,7 @@ def logits_of(runner: JaxRunner, rows: Sequence[BatchRow]) -> np.ndarray:
     shape = smallest(SHAPES, sum(len(row.tokens) for row in rows), len(rows), TABLE)
     last = runner._last_tokens
     forward = runner._programs.forward(shape, runner._params, runner._pools, last)
-    logits, runner._pools = forward(runner._params, runner._pools, pack_batch(rows, shape), last)
+    logits, runner._pools, _ = forward(runner._params, runner._pools, pack_batch(rows, shape), last)
     return np.asarray(logits)[: len(rows)].view(np.uint32)
 
 

@@ -19,12 +19,13 @@ from hypothesis.extra.numpy import arrays
 
 from engine import sampling
 from engine.kernels.cpu.sampling import sample
-from engine.sampling import COUNT_STEP, RowParams, Sampled
+from engine.sampling import COUNT_STEP, RowParams, Sampled, SlotBiases
 from tests.engine.test_sampling import SAMPLERS, row_params
 
 pytestmark = pytest.mark.usefixtures("native")
 
 ROWS, SLOTS = 32, 40
+ENTRIES = 5
 # The one where a program runs at once, the other where it runs behind.
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 _noise = jax.jit(jax.vmap(sampling._gumbel, in_axes=(0, None)), static_argnums=1)
@@ -33,7 +34,8 @@ _noise = jax.jit(jax.vmap(sampling._gumbel, in_axes=(0, None)), static_argnums=1
 def sampled_by(
     name: str, logits: np.ndarray, params: RowParams, counts: np.ndarray, live: int = ROWS
 ) -> tuple[Sampled, np.ndarray]:
-    sampled, after = SAMPLERS[name](logits, params, counts, np.int32(live))
+    biases = random_biases(logits.shape[1])
+    sampled, after = SAMPLERS[name](logits, params, counts, biases, np.int32(live))
     return Sampled(*map(np.asarray, sampled)), np.asarray(after)
 
 
@@ -46,6 +48,13 @@ def random_logits(rng: np.random.Generator, vocab: int, kind: str) -> np.ndarray
         logits[rng.random(logits.shape) < 0.9] = -np.inf
         logits[:, 0] = 0
     return logits
+
+
+def random_biases(vocab: int) -> SlotBiases:
+    rng = np.random.default_rng(2)
+    ids = rng.integers(0, vocab, (SLOTS, ENTRIES)).astype(np.int32)
+    kinds = [-np.inf, -100, -1, 0.5, 3, 100]
+    return SlotBiases(ids, rng.choice(kinds, (SLOTS, ENTRIES)).astype(np.float32))
 
 
 def random_params(rng: np.random.Generator, vocab: int) -> RowParams:
@@ -63,6 +72,8 @@ def random_params(rng: np.random.Generator, vocab: int) -> RowParams:
         choice=rng.integers(0, 4, ROWS),
         position=rng.integers(0, 2**31, ROWS),
         slot=np.where(rng.random(ROWS) < 0.4, rng.permutation(SLOTS)[:ROWS], -1),
+        biases=rng.integers(0, ENTRIES + 1, ROWS) * rng.integers(0, 2, ROWS),
+        bias_slot=rng.integers(0, SLOTS, ROWS),
         scored=rng.random(ROWS) < 0.5,
     )
 
@@ -82,13 +93,18 @@ def random_call(
 def could_be_drawn(logits: np.ndarray, counts: np.ndarray, own: RowParams, token: int) -> bool:
     """Whether `token` wins in float64, give or take what float32 rounds off."""
     values = logits.astype(np.float64)
+    biases = random_biases(len(values))
+    for entry in range(own.biases):
+        values[biases.ids[own.bias_slot, entry]] += biases.values[own.bias_slot, entry]
     if own.slot >= 0:
         seen, times = counts[own.slot] > 0, counts[own.slot] // COUNT_STEP
         repetition = float(own.repetition)
         divided = np.where(values > 0, values / repetition, values * repetition)
         values = np.where(seen, divided, values)
         values = values - float(own.frequency) * times - float(own.presence) * (times > 0)
-    rounding = 1e-6 * (1 + np.abs(logits[np.isfinite(logits)]).max())
+    if not np.isfinite(values.max()):
+        return token == 0  # no distribution
+    rounding = 1e-6 * (1 + np.abs(values[np.isfinite(values)]).max())
     if own.temperature == 0:
         return bool(values[token] >= values.max() - rounding)
     temperature = float(own.temperature)
@@ -239,29 +255,42 @@ def test_counts_stay_where_they_are() -> None:
     logits, params, counts = random_call(1, 97)
     on_device = jnp.asarray(counts)
     jitted = jax.jit(sample, donate_argnums=2)
-    program = jitted.lower(logits, params, on_device, np.int32(ROWS)).compile()
+    biases = random_biases(97)
+    program = jitted.lower(logits, params, on_device, biases, np.int32(ROWS)).compile()
     shape = rf"\[{SLOTS},97\]"
     assert re.search(shape, program.as_text()), "the pattern finds the counts"
     assert not re.findall(rf"= \w+{shape}\S* copy\(", program.as_text())
     before = on_device.unsafe_buffer_pointer()
-    assert program(logits, params, on_device, np.int32(ROWS))[1].unsafe_buffer_pointer() == before
+    after = program(logits, params, on_device, biases, np.int32(ROWS))[1]
+    assert after.unsafe_buffer_pointer() == before
 
 
 LOGITS, PARAMS, COUNTS = np.zeros((3, 8), np.float32), row_params(3), np.zeros((2, 8), np.int32)
+BIASES = SlotBiases(np.zeros((2, 4), np.int32), np.zeros((2, 4), np.float32))
 
 
 def with_changed(**changes: Any) -> tuple[Any, ...]:
-    return LOGITS, PARAMS._replace(**changes), COUNTS, 3
+    return LOGITS, PARAMS._replace(**changes), COUNTS, BIASES, 3
 
 
 @pytest.mark.parametrize(
     ("operands", "complaint"),
     [
-        ((LOGITS.astype(np.float16), PARAMS, COUNTS, 3), "logits"),
-        ((LOGITS, PARAMS, COUNTS.astype(np.float32), 3), "counts"),
-        ((LOGITS, PARAMS, COUNTS[:, :7], 3), "counts"),
-        ((LOGITS, PARAMS, COUNTS, 4), "num_rows"),
-        ((LOGITS, PARAMS, COUNTS, -1), "num_rows"),
+        ((LOGITS.astype(np.float16), PARAMS, COUNTS, BIASES, 3), "logits"),
+        ((LOGITS, PARAMS, COUNTS.astype(np.float32), BIASES, 3), "counts"),
+        ((LOGITS, PARAMS, COUNTS[:, :7], BIASES, 3), "counts"),
+        ((LOGITS, PARAMS, COUNTS, BIASES, 4), "num_rows"),
+        ((LOGITS, PARAMS, COUNTS, BIASES, -1), "num_rows"),
+        ((LOGITS, PARAMS, COUNTS, BIASES._replace(ids=BIASES.values), 3), "bias_ids must be"),
+        ((LOGITS, PARAMS, COUNTS, BIASES._replace(values=BIASES.ids), 3), "bias_values must be"),
+        (with_changed(biases=np.array([0, 5, 0], np.int32)), "biases are out of range"),
+        (with_changed(biases=np.array([0, -1, 0], np.int32)), "biases are out of range"),
+        (
+            with_changed(
+                biases=np.array([0, 1, 0], np.int32), bias_slot=np.array([2, 2, 2], np.int32)
+            ),
+            "bias_slot is out of range",
+        ),
         (with_changed(slot=np.array([0, -1, 2], np.int32)), "slot is out of range"),
         (with_changed(slot=np.array([1, -1, 1], np.int32)), "slot is that of two rows"),
         (with_changed(seed=np.zeros((3, 3), np.uint32)), "seed"),

@@ -80,7 +80,9 @@ def logits_of(runner: JaxRunner, prompt: list[int]) -> np.ndarray:
     row = BatchRow(SequenceId(AttemptId("r", 0), 0), tuple(prompt), 0, blocks, 0, None)
     last = runner._last_tokens
     program = runner._programs.forward(shape, runner._params, runner._pools, last)
-    result, runner._pools = program(runner._params, runner._pools, pack_batch((row,), shape), last)
+    result, runner._pools, _ = program(
+        runner._params, runner._pools, pack_batch((row,), shape), last
+    )
     return np.asarray(result)[0]
 
 

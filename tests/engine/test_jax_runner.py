@@ -48,6 +48,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.3,
     },
     "greedy_penalized": {"temperature": 0.0, "repetition_penalty": 1.8},
+    "biased": {
+        "temperature": 0.7,
+        "seed": 11,
+        "logit_bias": ((3, 2.5), (50, -100.0), (96, 3.5)),
+        "frequency_penalty": 0.3,
+        "prompt_logprobs": 2,
+    },
 }
 COMPILES: list[str] = []
 

@@ -153,7 +153,7 @@ def logits_of(params: Params, placement: Placement, dtype: type) -> np.ndarray:
     row = BatchRow(SequenceId(AttemptId("r", 0), 0), prompt_of(20), 0, table, 0, None)
     last = runner._last_tokens
     program = runner._programs.forward(shape, params, runner._pools, last)
-    result, _ = program(params, runner._pools, pack_batch((row,), shape), last)
+    result, _, _ = program(params, runner._pools, pack_batch((row,), shape), last)
     return np.asarray(result)[0]
 
 

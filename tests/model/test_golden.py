@@ -28,6 +28,24 @@ async def complete(client: httpx.AsyncClient, prompt: Any, **more: Any) -> dict[
     return choice
 
 
+async def check_prompt(url: str, case: dict[str, Any]) -> None:
+    """The golden output, sent as the end of a prompt, is as likely there."""
+    count = len(case["output"])
+    prompt = [*case["prompt"], *case["output"]]
+    async with httpx.AsyncClient(base_url=url, timeout=280, trust_env=False) as client:
+        asked = {"max_tokens": 1, "echo": True, "logprobs": 5}
+        logprobs = (await complete(client, prompt, **asked))["logprobs"]
+    told = {name: values[:-1] for name, values in logprobs.items()}  # without the new token
+    assert told["token_logprobs"][0] is None
+    assert len(told["token_logprobs"]) == len(prompt)
+    assert told["token_logprobs"][-count:] == pytest.approx(case["logprobs"], abs=1e-3)
+    for best, top in zip(told["top_logprobs"][-count:], case["top"], strict=True):
+        assert sorted(best.values(), reverse=True) == pytest.approx([p for _, p in top], abs=1e-3)
+        # What lm-eval asks of a greedy token: it is the largest, to the bit.
+    greedy = zip(told["token_logprobs"][-count:], told["top_logprobs"][-count:], strict=True)
+    assert all(own == max(best.values()) for own, best in greedy)
+
+
 def check(case: dict[str, Any], choice: dict[str, Any]) -> None:
     assert choice["token_ids"] == case["output"], f"a prompt of {len(case['prompt'])} tokens"
     logprobs = choice["logprobs"]
@@ -55,6 +73,12 @@ class TestFew:
         cases = [golden["cases"][i] for i in FEW]
         await run(server[1], cases[:3], at_once=1)
         await run(server[1], cases, at_once=16)
+
+    async def test_log_probabilities_of_prompts(
+        self, server: Server, golden: dict[str, Any]
+    ) -> None:
+        for i in FEW[:4]:
+            await check_prompt(server[1], golden["cases"][i])
 
     async def test_same_seed_same_text(self, server: Server) -> None:
         await check_sampled(*server)

@@ -55,7 +55,10 @@ samplings = st.builds(
     seed=st.integers(0, 2**64 - 1),
     max_tokens=st.integers(1, 2**32 - 1),
     stop_token_ids=st.frozensets(U32, max_size=5),
+    min_tokens=st.just(0) | st.just(1),
+    logit_bias=st.dictionaries(U32, f32(-100, 100), max_size=3).map(lambda d: (*d.items(),)),
     top_logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 
 
@@ -212,6 +215,14 @@ def test_transfer_counts_that_repeat_are_refused() -> None:
         codec.decode_step(step)
 
 
+def biased(ids: list[int], values: list[float]) -> Callable[[wire.Start], None]:
+    def change(start: wire.Start) -> None:
+        start.sampling.bias_ids[:] = ids
+        start.sampling.bias_values[:] = values
+
+    return change
+
+
 def a_start() -> wire.Start:
     attempt = AttemptId("r", 0)
     sequence = SequenceRequest(
@@ -266,6 +277,12 @@ REFUSED = {
     "repetition without end": (sampling(repetition_penalty=math.inf), "repetition_penalty"),
     "no tokens": (sampling(max_tokens=0), "max_tokens"),
     "too many alternatives": (sampling(top_logprobs=21), "top_logprobs"),
+    "less than the least tokens": (sampling(min_tokens=17), "min_tokens"),
+    "biases without tokens": (biased([1], [1.0, 2.0]), "2 biases for 1 tokens"),
+    "a bias without end": (biased([1], [math.inf]), "logit_bias"),
+    "a token biased twice": (biased([1, 1], [1.0, 2.0]), "logit_bias"),
+    "too many biases": (biased([*range(301)], [1.0] * 301), "logit_bias"),
+    "too many alternatives of the prompt": (sampling(prompt_logprobs=21), "prompt_logprobs"),
     "two at once": (sampling(max_tokens=0, top_p=0.0), "top_p, max_tokens"),
 }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from engine.types import (
     AttemptId,
     FinishReason,
     ModelLimits,
+    PromptLogprobs,
     SamplingParams,
     SequenceId,
     TokenDelta,
@@ -104,7 +107,7 @@ class ScriptedGenerator:
                     await step.event.wait()
                     continue
                 tokens, finish = _until_stop(step, sampling, index)
-                yield TokenDelta(
+                delta = TokenDelta(
                     sequence,
                     index,
                     tokens,
@@ -112,6 +115,10 @@ class ScriptedGenerator:
                     finish,
                     cached_tokens=0 if index else self.cached_tokens(call),
                 )
+                if index == 0:
+                    scores = prompt_scores(sequence, call.prompt, sampling.prompt_logprobs)
+                    delta = replace(delta, prompt_logprobs=scores)
+                yield delta
                 index += len(tokens)
                 if finish is not None:
                     call.finished = True
@@ -123,6 +130,22 @@ class ScriptedGenerator:
             )
         finally:
             call.closed.set()
+
+
+def prompt_scores(
+    sequence: SequenceId, prompt: Sequence[int], best: int | None
+) -> PromptLogprobs | None:
+    """The token at position p with -p; then the ids after the token before it with -1, -2, …"""
+    if best is None:
+        return None
+    alternatives = [[(token + 1 + i) % VOCAB for i in range(best)] for token in prompt[:-1]]
+    return PromptLogprobs(
+        sequence,
+        1,
+        -np.arange(1, len(prompt), dtype=np.float32),
+        np.array(alternatives, np.int32).reshape(len(prompt) - 1, best),
+        np.tile(-np.arange(1, best + 1, dtype=np.float32), (len(prompt) - 1, 1)),
+    )
 
 
 def _until_stop(

@@ -177,6 +177,33 @@ async def test_stop_strings(
         assert call.closed.is_set()
 
 
+@pytest.mark.parametrize(
+    ("stop", "least", "text"),
+    [
+        ("l", 2, "He"),
+        ("l", 3, "Hel"),
+        ("ll", 2, "He"),
+        ("ll", 3, "Hello world"),
+        ("o", 5, "Hello w"),
+        ("d", 11, "Hello world"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(1,), (3,), (100,)])
+async def test_stop_strings_are_looked_for_after_min_tokens(
+    client: Client,
+    generator: ScriptedGenerator,
+    stop: str,
+    least: int,
+    text: str,
+    sizes: tuple[int, ...],
+) -> None:
+    generator.script = batches("Hello world", *sizes)
+    asked = {"stop": stop, "min_tokens": least}
+    answer = await client.complete(**asked)
+    assert answer["choices"][0]["text"] == text
+    assert joined(await client.stream_completion(**asked)) == text
+
+
 async def test_a_stop_string_ends_the_generation_and_the_count(
     client: Client, generator: ScriptedGenerator
 ) -> None:

@@ -29,6 +29,8 @@ async def test_all_fields_reach_the_workers(client: Client, generator: ScriptedG
         "max_tokens": 3,
         "stop_token_ids": [5],
         "ignore_eos": True,
+        "min_tokens": 2,
+        "logit_bias": {"7": -100, "3": 1.5, "9": 0},
         "logprobs": 4,
     }
     assert await sampled(client, generator, **fields) == SamplingParams(
@@ -42,6 +44,8 @@ async def test_all_fields_reach_the_workers(client: Client, generator: ScriptedG
         seed=9,
         max_tokens=3,
         stop_token_ids=frozenset({5}),
+        min_tokens=2,
+        logit_bias=((3, 1.5), (7, -100.0)),
         top_logprobs=4,
     )
 

@@ -6,12 +6,21 @@ import asyncio
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import AttemptId, FinishReason, SequenceId, TokenDelta, TokenLogprobs
+from engine.types import (
+    AttemptId,
+    FinishReason,
+    PromptLogprobs,
+    SequenceId,
+    TokenDelta,
+    TokenLogprobs,
+)
 from router.flight import AttemptLost, Flight
+from router.prompt_scores import PromptScores
 
 
 @dataclass(eq=False)
@@ -162,3 +171,36 @@ def test_any_interleaving_gives_every_token_once(case: tuple[int, int, list[Toke
         assert [d.finish is not None for d in deltas] == [False] * (len(deltas) - 1) + [True]
 
     asyncio.run(check())
+
+
+def scores(start: int, *logprobs: float) -> PromptLogprobs:
+    own = np.array(logprobs, np.float32)
+    none = np.zeros((len(own), 0), np.float32)
+    return PromptLogprobs(delta(0).id, start, own, none.astype(np.int32), none)
+
+
+async def test_tokens_wait_for_the_whole_prompts_log_probabilities() -> None:
+    prefill, decode = FakeWorker(), FakeWorker()
+    flight = Flight((prefill, decode), 0, 10, PromptScores(4))
+    flight.deliver(delta(1, 11, 12))
+    flight.deliver(delta(0, 10))
+    flight.deliver_prompt(scores(3, -3))
+    flight.deliver_prompt(scores(3, -3))  # once more
+    flight.deliver_prompt(scores(1, -1, -2))
+    assert await passed_on(flight) == []
+    assert flight.needs(prefill)
+    flight.deliver_prompt(scores(4, -4))
+    first, second = await passed_on(flight)
+    assert joined([first, second]) == [10, 11, 12]
+    assert first.prompt_logprobs.logprobs.tolist() == [-1, -2, -3, -4]
+    assert second.prompt_logprobs is None
+    assert not flight.needs(prefill)
+    flight.deliver_prompt(scores(1, -9))
+    assert await passed_on(flight) == []
+
+
+async def test_a_prompt_of_one_token_has_no_log_probabilities_to_wait_for() -> None:
+    flight = Flight((FakeWorker(), FakeWorker()), 0, 1, PromptScores(0))
+    flight.deliver(delta(0, 10))
+    (first,) = await passed_on(flight)
+    assert first.prompt_logprobs.logprobs.shape == (0,)

@@ -78,6 +78,7 @@ class CpuKernels:
     export_kv = staticmethod(kv.export_kv)
     import_kv = staticmethod(kv.import_kv)
     sample = staticmethod(sampling.sample)
+    score = staticmethod(sampling.score)
     copy_blocks = staticmethod(kv.copy_blocks)
 
 

@@ -50,4 +50,5 @@ class ReferenceKernels:
     export_kv = staticmethod(kv.export_kv)
     import_kv = staticmethod(kv.import_kv)
     sample = staticmethod(sampling.sample)
+    score = staticmethod(sampling.score)
     copy_blocks = staticmethod(kv.copy_blocks)

@@ -24,7 +24,8 @@
   handler(export_kv) \
   handler(import_kv) \
   handler(copy_blocks) \
-  handler(sample)
+  handler(sample) \
+  handler(score)
 
 namespace hexserve {
 

@@ -1,5 +1,6 @@
 // sample(logits [S, V], temperature, top_k, top_p, min_p, presence, frequency, repetition [S],
-//        seed [S, 2], choice, position, slot, scored [S], counts [slots, V], num_rows)
+//        seed [S, 2], choice, position, slot, biases, bias_slot, scored [S],
+//        bias_ids, bias_values [slots, B], counts [slots, V], num_rows)
 //     -> tokens, logprobs [S], top_ids, top_logprobs [S, K], counts in place
 //
 // See engine/sampling.py.
@@ -21,10 +22,11 @@ constexpr int32_t kCountStep = 2;  // of one more time in the output
 
 struct Batch {
   const SampleTable* table;
-  int64_t vocab, best;
+  int64_t vocab, best, most_biases;
   const float* logits;
   const float *temperature, *top_p, *min_p, *presence, *frequency, *repetition;
-  const int32_t *top_k, *choice, *position, *slot;
+  const int32_t *top_k, *choice, *position, *slot, *biases, *bias_slot, *bias_ids;
+  const float* bias_values;
   const uint32_t* seed;
   const uint8_t* scored;
   int32_t *counts, *tokens, *top_ids;
@@ -35,9 +37,13 @@ struct Batch {
     RowSampler sampler(*table, scratch, vocab);
     const float* const raw = logits + row * vocab;
     const float* used = raw;
+    if (biases[row] > 0) {
+      const int64_t first = bias_slot[row] * most_biases;
+      used = sampler.bias(raw, bias_ids + first, bias_values + first, biases[row]);
+    }
     int32_t* const own_counts = slot[row] < 0 ? nullptr : counts + slot[row] * vocab;
     if (own_counts != nullptr) {
-      used = sampler.penalize(raw, own_counts, {presence[row], frequency[row], repetition[row]});
+      used = sampler.penalize(used, own_counts, {presence[row], frequency[row], repetition[row]});
     }
     const NoiseOf noise = {seed[2 * row], seed[2 * row + 1], choice[row], position[row]};
     const int32_t token =
@@ -75,8 +81,8 @@ std::string problem_of_slots(const int32_t* slot, int64_t live, int64_t slots) {
 
 ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Operand top_k, Operand top_p,
                    Operand min_p, Operand presence, Operand frequency, Operand repetition, Operand seed,
-                   Operand choice, Operand position, Operand slot, Operand scored, Operand counts,
-                   Operand num_rows, Result tokens, Result logprobs, Result top_ids, Result top_logprobs,
+                   Operand choice, Operand position, Operand slot, Operand biases, Operand bias_slot,
+                   Operand scored, Operand bias_ids, Operand bias_values, Operand counts, Operand num_rows, Result tokens, Result logprobs, Result top_ids, Result top_logprobs,
                    Result counts_out) {
   const auto wrong = [](const std::string& what) { return failed("sample: " + what); };
   const auto shape = logits.dimensions();
@@ -100,6 +106,7 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
       {"presence", presence, ffi::F32, "float32"},       {"frequency", frequency, ffi::F32, "float32"},
       {"repetition", repetition, ffi::F32, "float32"},   {"choice", choice, ffi::S32, "int32"},
       {"position", position, ffi::S32, "int32"},         {"slot", slot, ffi::S32, "int32"},
+      {"biases", biases, ffi::S32, "int32"},             {"bias_slot", bias_slot, ffi::S32, "int32"},
       {"scored", scored, ffi::PRED, "bool"},             {"tokens", *tokens, ffi::S32, "int32"},
       {"logprobs", *logprobs, ffi::F32, "float32"},
   };
@@ -120,6 +127,12 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
   if (!are_alike(counts, *counts_out) || counts.untyped_data() != counts_out->untyped_data()) {
     return wrong("counts must be aliased to the result");
   }
+  if (!is_int32(bias_ids, 2)) return wrong("bias_ids must be int32 [slots, B]");
+  const auto entries = bias_ids.dimensions();
+  if (!is_table(bias_values, ffi::F32) || bias_values.dimensions()[0] != entries[0] ||
+      bias_values.dimensions()[1] != entries[1]) {
+    return wrong("bias_values must be float32 [slots, B]");
+  }
   const auto best = top_ids->dimensions();
   if (!is_int32(*top_ids, 2) || best[0] != rows || best[1] < 1 || best[1] > vocab) {
     return wrong("top_ids must be int32 [S, K] with K of 1 to V");
@@ -133,10 +146,17 @@ ffi::Future sample(ffi::ThreadPool pool, Operand logits, Operand temperature, Op
   if (live < 0 || live > rows) return wrong("num_rows is out of range");
   const std::string problem = problem_of_slots(data<const int32_t>(slot), live, counts.dimensions()[0]);
   if (!problem.empty()) return wrong(problem);
+  for (int64_t row = 0; row < live; ++row) {
+    const int64_t used = data<const int32_t>(biases)[row], own = data<const int32_t>(bias_slot)[row];
+    if (used < 0 || used > entries[1]) return wrong("biases are out of range");
+    if (used > 0 && (own < 0 || own >= entries[0])) return wrong("bias_slot is out of range");
+  }
 
   Batch batch = {};
   batch.table = &kernels().sample;
-  batch.vocab = vocab, batch.best = best[1];
+  batch.vocab = vocab, batch.best = best[1], batch.most_biases = entries[1];
+  batch.biases = data<const int32_t>(biases), batch.bias_slot = data<const int32_t>(bias_slot);
+  batch.bias_ids = data<const int32_t>(bias_ids), batch.bias_values = data<const float>(bias_values);
   batch.logits = data<const float>(logits);
   batch.temperature = data<const float>(temperature), batch.top_k = data<const int32_t>(top_k);
   batch.top_p = data<const float>(top_p), batch.min_p = data<const float>(min_p);
@@ -176,7 +196,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hexserve_sample, Guarded<sample>::call,
                                   .Arg<ffi::AnyBuffer>()   // choice
                                   .Arg<ffi::AnyBuffer>()   // position
                                   .Arg<ffi::AnyBuffer>()   // slot
+                                  .Arg<ffi::AnyBuffer>()   // biases
+                                  .Arg<ffi::AnyBuffer>()   // bias_slot
                                   .Arg<ffi::AnyBuffer>()   // scored
+                                  .Arg<ffi::AnyBuffer>()   // bias_ids
+                                  .Arg<ffi::AnyBuffer>()   // bias_values
                                   .Arg<ffi::AnyBuffer>()   // counts
                                   .Arg<ffi::AnyBuffer>()   // num_rows
                                   .Ret<ffi::AnyBuffer>()   // tokens

@@ -33,7 +33,7 @@ class RowSampler {
     const int64_t room = vocab + kListSlack;
     scratch.reset(3 * Scratch::bytes_of<float>(room) + 2 * Scratch::bytes_of<int32_t>(room) +
                   Scratch::bytes_of<Mass>(LeastKept::kBuckets));
-    penalized_ = scratch.take<float>(room);
+    changed_ = scratch.take<float>(room);
     values_ = scratch.take<float>(room);
     weights_ = scratch.take<float>(room);
     ids_ = scratch.take<int32_t>(room);
@@ -41,10 +41,20 @@ class RowSampler {
     buckets_ = scratch.take<Mass>(LeastKept::kBuckets);
   }
 
-  // Valid until the next call.
+  // The logits plus values[i] at ids[i]; ids outside of the vocabulary are left out. Valid until the
+  // next row.
+  const float* bias(const float* logits, const int32_t* ids, const float* values, int64_t n) {
+    std::copy_n(logits, vocab_, changed_);
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] >= 0 && ids[i] < vocab_) changed_[ids[i]] += values[i];
+    }
+    return changed_;
+  }
+
+  // Takes what `bias` gave, too. Valid until the next row.
   const float* penalize(const float* logits, const int32_t* counts, Penalties penalties) {
-    table_.penalize(logits, counts, penalties, penalized_, vocab_);
-    return penalized_;
+    table_.penalize(logits, counts, penalties, changed_, vocab_);
+    return changed_;
   }
 
   int32_t choose(const float* logits, const RowSampling& own) {
@@ -118,7 +128,7 @@ class RowSampler {
 
   const SampleTable& table_;
   const int64_t vocab_;
-  float *penalized_, *values_, *weights_;
+  float *changed_, *values_, *weights_;
   int32_t *ids_, *places_;
   Mass* buckets_;
 };
