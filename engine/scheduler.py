@@ -358,9 +358,8 @@ class Scheduler:
             sequence.unread += 1
         sequence.scheduled = stop
         sequence.last_step = self._under_way.next_number
-        targets, best = (), sequence.sampling.prompt_logprobs
-        if best is not None:
-            targets = sequence.request.prompt[start + 1 : stop + 1]
+        best = sequence.sampling.prompt_logprobs
+        targets = () if best is None else sequence.request.prompt[start + 1 : stop + 1]
         row = BatchRow(
             sequence.id, tokens, start, blocks, sequence.slot, choose, targets, best or 0
         )
