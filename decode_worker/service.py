@@ -4,8 +4,8 @@ Nothing is reserved before the prefill worker has admitted its side, so no worke
 blocks for a transfer whose other side may never start.
 
     fetch                        engine
-    claim, admitted          →   Add … Admitted (slot and blocks reserved)
-    pull, chunks             →   WriteKV … KVWritten (chunk's memory released)
+    claim, admitted          →   Add … Admitted (slot and blocks reserved, some with KV)
+    pull the rest, chunks            →   WriteKV … KVWritten (chunk's memory released)
     end, with first token    →   BeginDecode
     done
 """
@@ -67,7 +67,7 @@ class DecodeService:
             layout, transports=transports, arrays=arrays, stall_timeout_s=STALL_LIMIT_S
         )
         self._fetches: dict[AttemptId, asyncio.Task[None]] = {}
-        self._admissions: dict[SequenceId, asyncio.Future[None]] = {}
+        self._admissions: dict[SequenceId, asyncio.Future[int]] = {}
         self._write_ids = itertools.count()
         self._writes: dict[int, asyncio.Future[bool]] = {}
         self._engine_gone = False
@@ -101,10 +101,10 @@ class DecodeService:
     def handle(self, event: object) -> None:
         """Take in an engine event; those of other roles are ignored."""
         match event:
-            case Admitted(sequence, _, _):
+            case Admitted(sequence, _, _, reused):
                 admission = self._admissions.pop(sequence, None)
                 if admission is not None and not admission.done():
-                    admission.set_result(None)
+                    admission.set_result(reused)
             case KVWritten(import_id, ok):
                 written = self._writes.pop(import_id, None)
                 if written is not None and not written.done():
@@ -153,8 +153,8 @@ class DecodeService:
                 raise WireError(
                     f"the prefill worker has {tokens} tokens, {len(request.known_tokens)} are due"
                 )
-            await self._reserve(request, fetch)
-            async for chunk in fetch.chunks():
+            reused = await self._reserve(request, fetch)
+            async for chunk in fetch.chunks(from_token=reused):
                 held = max(array.shape[1] for array in chunk.arrays)  # padding included
                 if held > self._chunk_tokens:
                     raise WireError(f"a chunk of {held} tokens, {self._chunk_tokens} are the most")
@@ -176,16 +176,18 @@ class DecodeService:
             finally:  # an abort may cut that wait short
                 await fetch.close(done=done)
 
-    async def _reserve(self, request: SequenceRequest, fetch: Fetch) -> None:
-        """Wait for slot and blocks; the other side's lease is kept alive meanwhile."""
+    async def _reserve(self, request: SequenceRequest, fetch: Fetch) -> int:
+        """Wait for slot and blocks; the other side's lease is kept alive meanwhile.
+
+        Returns how many tokens' KV is in the blocks already.
+        """
         admission = asyncio.get_running_loop().create_future()
         self._admissions[request.id] = admission
         self._submit(Add(request))
         while True:
             done, _ = await asyncio.wait((admission,), timeout=RENEW_INTERVAL_S)
             if done:
-                admission.result()
-                return
+                return admission.result()
             fetch.renew()
 
     def _write(self, sequence: SequenceId, chunk: Chunk) -> asyncio.Future[bool]:

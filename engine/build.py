@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import numpy as np
 from checkpoint.config import CheckpointConfig, read_config
 from engine import fake
 from engine.batching import derive_limits
+from engine.block_hash import root_hash
 from engine.blocks import BlockPool
 from engine.engine import Engine
 from engine.kv_memory import KVNeeds, asks_device, choose_blocks, step_bytes
 from engine.limits import Limits
+from engine.prefix_cache import PrefixCache
 from engine.programs import Extent, Paddings, TooManyPrograms, program_shapes
 from engine.runner import Runner
 from engine.scheduler import Scheduler
@@ -109,6 +112,29 @@ def _model_limits(
     )
 
 
+def _cache(
+    pool: BlockPool, config: EngineConfig, sizes: BatchSizes, described: ModelLimits
+) -> PrefixCache | None:
+    """The prefix cache, if there is to be one."""
+    if not config.enable_prefix_cache_hbm:
+        return None
+    padding, block = sizes.prefill_len_padding, pool.block_size
+    hit = math.lcm(padding, block)
+    if hit > max(padding, block):
+        raise ConfigError(
+            f"--enable_prefix_cache_hbm: --prefill_len_padding={padding} and --block_size={block} "
+            "do not fit each other: one must be a multiple of the other"
+        )
+    if hit >= described.max_model_len:
+        log.warning(
+            "prefixes are found in multiples of %d tokens, and no prompt has more than %d: "
+            "nothing will be found",
+            hit,
+            described.max_model_len - 1,
+        )
+    return PrefixCache(pool, root_hash(described.fingerprint.encode()), hit)
+
+
 def _chunk_tokens(arrays: tuple[KVArray, ...]) -> int:
     return max(2, CHUNK_BYTES // sum(array.bytes_per_token for array in arrays))
 
@@ -131,8 +157,8 @@ def _build_fake(
     pool = BlockPool(blocks, config.block_size)
     runner = fake.FakeRunner(blocks, config.block_size, vocab)
     arrays = (KVArray("tokens", "int32", 1, 1, 1),)
-    engine = Engine(Scheduler(limits, pool), runner)
     described = _model_limits(checkpoint, limits, pool, f"{fake.MODEL_TYPE}-{vocab}")
+    engine = Engine(Scheduler(limits, pool, _cache(pool, config, sizes, described)), runner)
     return BuiltEngine(engine, runner, described, arrays, chunk_tokens=128)
 
 
@@ -209,10 +235,11 @@ def _build_jax(
     if has_long_factors(traits, max_model_len):
         numerics += ", long rope factors"
     fingerprint = loading.fingerprint(checkpoint.raw, numerics, source)
+    described = _model_limits(checkpoint, limits, pool, fingerprint)
     return BuiltEngine(
-        Engine(Scheduler(limits, pool), runner),
+        Engine(Scheduler(limits, pool, _cache(pool, config, sizes, described)), runner),
         runner,
-        _model_limits(checkpoint, limits, pool, fingerprint),
+        described,
         arrays,
         _chunk_tokens(arrays),
         tuple(devices),

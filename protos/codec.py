@@ -308,6 +308,7 @@ def encode_delta(delta: TokenDelta) -> wire.Tokens:
             wire.Logprobs(logprob=p.logprob, top_ids=p.top_ids, top_logprobs=p.top_logprobs)
             for p in delta.logprobs or ()
         ],
+        cached_tokens=delta.cached_tokens,
     )
 
 
@@ -329,6 +330,7 @@ def decode_delta(message: wire.Tokens) -> TokenDelta:
         tuple(message.tokens),
         logprobs,
         _FINISH_BACK.get(message.finish),
+        message.cached_tokens,
     )
 
 
@@ -357,6 +359,8 @@ def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Loa
         step_age_s=load.step_age_s,
         compiles=load.compiles,
         export_limited=load.export_limited,
+        prefix_queries=load.prefix_queries,
+        prefix_hits=load.prefix_hits,
         draining=draining,
         transfers=encode_transfers(transfers),
     )
@@ -370,6 +374,7 @@ def decode_step(message: wire.Step) -> StepUpdate:
         load = Load(
             m.waiting, m.running, m.waiting_tokens, m.free_blocks, m.cached_blocks,
             m.running_blocks, m.exported_blocks, m.step_age_s, m.compiles, m.export_limited,
+            m.prefix_queries, m.prefix_hits,
         )  # fmt: skip
     return StepUpdate(
         tuple(decode_delta(t) for t in message.tokens),

@@ -182,7 +182,7 @@ class Step(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs")
+    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class Tokens(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     choice: int
@@ -197,7 +198,8 @@ class Tokens(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -232,7 +234,7 @@ class Rejected(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers", "prefix_queries", "prefix_hits")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +247,8 @@ class Load(_message.Message):
     COMPILES_FIELD_NUMBER: _ClassVar[int]
     EXPORT_LIMITED_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -257,7 +261,9 @@ class Load(_message.Message):
     compiles: int
     export_limited: bool
     transfers: _containers.RepeatedCompositeFieldContainer[TransferCounts]
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ...) -> None: ...
+    prefix_queries: int
+    prefix_hits: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
 
 class TransferCounts(_message.Message):
     __slots__ = ("transport", "roles", "transfers", "chunks", "bytes", "seconds", "skipped_tokens", "overlap_bytes", "overlap_seconds", "fallbacks", "waiting", "reads", "failures")

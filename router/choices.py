@@ -42,8 +42,17 @@ class Choices:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
+
+    def _cached_tokens(self) -> int:
+        """Prompt tokens that none of a prompt's choices had to compute."""
+        cached = 0
+        for start in range(0, len(self._sequences), self._candidates):
+            choices = self._sequences[start : start + self._candidates]
+            begun = [each.cached_tokens for each in choices if each.cached_tokens is not None]
+            cached += min(begun, default=0)
+        return cached
 
     async def whole(self) -> list[Piece]:
         """Every choice's whole output, in order.

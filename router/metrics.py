@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.load import PoolLoad
+from router.prefix_metrics import PrefixCollector, PrefixTotals
 from router.transfers import TransferCollector, TransferTotals
 from router.worker_metrics import WorkerCollector
 from router.workers import WorkerPool
@@ -102,6 +103,10 @@ class RouterMetrics:
     def export_workers(self, pool: WorkerPool) -> None:
         """Render the states of the pool's workers from now on, as they are at the time; once."""
         self.registry.register(WorkerCollector(pool, self._labels))
+
+    def export_prefixes(self, totals: PrefixTotals) -> None:
+        """Render `totals` from now on, as they are at the time; once."""
+        self.registry.register(PrefixCollector(totals, self._labels))
 
     def export_transfers(self, totals: TransferTotals) -> None:
         """Render `totals` from now on, as they are at the time; once."""

@@ -36,6 +36,8 @@ class TextSequence:
         choice: int = 0,
     ) -> None:
         self.prompt = prompt
+        self.cached_tokens: int | None = None
+        """Tokens of the prompt that were found and not computed; None before the first token."""
         self._context = context
         self._sampling = sampling
         self._record = record
@@ -78,6 +80,8 @@ class TextSequence:
             )
             async with aclosing(deltas):
                 async for delta in deltas:
+                    if self.cached_tokens is None:
+                        self.cached_tokens = delta.cached_tokens
                     if delta.tokens:
                         now = time.perf_counter()
                         metrics.tokens(len(delta.tokens), now - before, first=first_at is None)

@@ -14,6 +14,7 @@ from engine.types import COLOCATED, AttemptId, FailureCode, Load, ModelLimits, R
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
 from router.load import PoolLoad
+from router.prefix_metrics import PrefixTotals
 from router.transfers import TransferTotals
 from router.waiting_line import WaitingLine
 
@@ -82,8 +83,8 @@ class WorkerPool:
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
     be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
-    have counted of KV transfers, lost workers included; `preemptions` counts the attempts of this
-    router that were put off for want of KV blocks.
+    have counted of KV transfers, `prefixes` what they have found of prompts, lost workers included;
+    `preemptions` counts this router's attempts that were put off for want of KV blocks.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -98,6 +99,7 @@ class WorkerPool:
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
         self.preemptions = 0
+        self.prefixes = PrefixTotals()
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
@@ -262,6 +264,8 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
+        if session.info is not None and update.load is not None:
+            self.prefixes.take(session.address, session.info.epoch, update.load)
         self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)

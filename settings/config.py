@@ -101,6 +101,7 @@ class EngineConfig:
     block_size: int = 32
     max_queued_requests: int = 1024
     max_exported_fraction: float = 0.5
+    enable_prefix_cache_hbm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,10 @@ ENGINE = Group(
             "max_decode_seqs", "most sequences decoded at once (256; CPU: 32)", to_positive,
             aliases=("max_running_seqs",),
         ),
-        switch("enable_prefix_cache_hbm", "keep KV of prompts for reuse", False, (False,)),
+        switch(
+            "enable_prefix_cache_hbm",
+            "keep KV for prompts that begin alike, in multiples of prefill_len_padding", False,
+        ),
         switch(
             "enable_chunked_prefill",
             "compute prompts in chunks: several take turns, the one with the least left first, and "

@@ -70,6 +70,8 @@ class ScriptedGenerator:
         self.script = script
         self.limits: ModelLimits | None = LIMITS
         self.ready = True
+        self.cached_tokens: Callable[[Call], int] = lambda _: 0
+        """What the first delta of a call tells of its prompt."""
         self.calls: list[Call] = []
 
     @property
@@ -103,7 +105,12 @@ class ScriptedGenerator:
                     continue
                 tokens, finish = _until_stop(step, sampling, index)
                 yield TokenDelta(
-                    sequence, index, tokens, _logprobs(tokens, sampling), finish=finish
+                    sequence,
+                    index,
+                    tokens,
+                    _logprobs(tokens, sampling),
+                    finish,
+                    cached_tokens=0 if index else self.cached_tokens(call),
                 )
                 index += len(tokens)
                 if finish is not None:

@@ -18,12 +18,14 @@ import jax
 
 from deploy.addresses import parse_address
 from deploy.worker_host import WorkerHost
+from engine.block_hash import root_hash
 from engine.blocks import BlockPool
 from engine.build import BuiltEngine, KVArray
 from engine.engine import Engine
 from engine.fake import FakeRunner, next_token
 from engine.limits import Limits
 from engine.plan import RunBatch, StepOutcome, StepPlan
+from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import COLOCATED, FinishReason, ModelLimits, Role, SamplingParams, TokenDelta
 from kvtransfer import KVSource
@@ -122,7 +124,7 @@ class Member:
         """Nothing is left of any request, in the engine or around it."""
         load, host = self.engine.load(), self.host
         return (
-            load.free_blocks == self.built.limits.num_blocks
+            load.free_blocks + load.cached_blocks == self.built.limits.num_blocks
             and load.waiting == load.running == load.exported_blocks == 0
             and host._sessions.attempts == 0
             and self.source.active() == 0
@@ -143,7 +145,9 @@ class Member:
         await self.host.close()
 
 
-def build(num_blocks: int, step_s: float, **limits: float) -> BuiltEngine:
+def build(
+    num_blocks: int, step_s: float, hit_tokens: int | None = None, **limits: float
+) -> BuiltEngine:
     defaults: dict[str, float] = {
         "max_seqs": 4,
         "max_prefill_seqs": 2,
@@ -154,7 +158,9 @@ def build(num_blocks: int, step_s: float, **limits: float) -> BuiltEngine:
     }
     bounds = Limits(**defaults | limits)
     runner = GatedRunner(num_blocks, step_s)
-    engine = Engine(Scheduler(bounds, BlockPool(num_blocks, BLOCK_SIZE)), runner)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    cache = None if hit_tokens is None else PrefixCache(pool, root_hash(b"fake"), hit_tokens)
+    engine = Engine(Scheduler(bounds, pool, cache), runner)
     described = ModelLimits(
         "fake", VOCAB, bounds.max_model_len, BLOCK_SIZE, num_blocks, bounds.max_seqs
     )
@@ -242,12 +248,14 @@ async def deployment(
     num_blocks: int = 64,
     step_s: float = 0.0,
     seed: int = 1,
+    hit_tokens: int | None = None,
     only: dict[str, dict[str, float]] | None = None,
     **limits: float,
 ) -> AsyncIterator[Deployment]:
     """All its workers are ready. At the end every engine must be whole and every socket gone.
 
-    `limits` are the schedulers'; `only[name]` replaces some of them for one worker.
+    With `hit_tokens` each has a prefix cache. `limits` are the schedulers'; `only[name]` replaces
+    some of them for one worker.
     """
     folder = Path(tempfile.mkdtemp(prefix="hs-"))  # short, and of mode 0700
     members: dict[str, Member] = {}
@@ -255,7 +263,7 @@ async def deployment(
 
     async def start(name: str, roles: Role) -> Member:
         address = parse_address(f"unix:{folder}/{name}.sock", None, transports, name)
-        built = build(num_blocks, step_s, **limits | (only or {}).get(name, {}))
+        built = build(num_blocks, step_s, hit_tokens, **limits | (only or {}).get(name, {}))
         arrays = array_transfer(roles) if "jax" in transports else None
         host = WorkerHost(built, roles, address, transports, arrays)
         members[name] = Member(name, host, built.runner, built)

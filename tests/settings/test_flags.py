@@ -123,7 +123,6 @@ def test_the_last_of_several_values_counts() -> None:
     ("argument", "shown"),
     [
         ("--no-enable-jit", "--enable_jit=false"),
-        ("--enable_prefix_cache_hbm", "--enable_prefix_cache_hbm=true"),
         ("--enable_lora", "--enable_lora=true"),
         ("--max_lora_rank=8", "--max_lora_rank=8"),
         ("--enable_lora_cache=false", "--enable_lora_cache=false"),
