@@ -3,6 +3,7 @@
     python -m benchmarks.caching [--parts a] [--model demo] [--json FILE] [--check]
 
 a   a chat of several turns by several users with one system prompt, with the cache and without
+c   short prompts beside a long one, with chunked prefill and without, on the paced fake model
 
 With --check, exit status 1 when a target is missed or a part cannot be measured.
 """
@@ -17,12 +18,16 @@ from rich.console import Console
 
 from benchmarks.caching_chat import measure_chat
 from benchmarks.caching_part import Part
+from benchmarks.caching_short import measure_short
 from benchmarks.logged_process import StartError
 from benchmarks.openai_stream import ServerError
 from benchmarks.report import print_line
 from benchmarks.stats import host_info
 
-PARTS: dict[str, Callable[[argparse.Namespace, Callable[[str], None]], Part]] = {"a": measure_chat}
+PARTS: dict[str, Callable[[argparse.Namespace, Callable[[str], None]], Part]] = {
+    "a": measure_chat,
+    "c": measure_short,
+}
 """By letter; each takes the command line and what prints its progress."""
 
 
