@@ -17,7 +17,7 @@ class Reuse:
         self._cache = cache
         self._block_size = block_size
         self.queries = 0
-        """Tokens of the prompts that were begun here, to be computed unless they are found."""
+        """Tokens that sequences begun here had to compute unless they were found."""
         self.hits = 0
         """Of those, tokens that were found."""
 
@@ -49,14 +49,14 @@ class Reuse:
 
     def begin(self, sequence: Sequence, found: list[int]) -> None:
         """It is admitted with what was found: `found` is referred to, and the rest promised."""
+        if self._cache is None:
+            return
         sequence.reused = sequence.computed = sequence.scheduled = len(found) * self._block_size
+        self._cache.take(sequence.prefix, found)
         if _computes(sequence):
+            self._cache.promise(sequence.prefix)
             self.queries += len(sequence.tokens)
             self.hits += sequence.reused
-        if self._cache is not None:
-            self._cache.take(sequence.prefix, found)
-            if _computes(sequence):
-                self._cache.promise(sequence.prefix)
 
     def of_prompt(self, sequence: Sequence) -> int:
         """Prompt tokens that were found, in whole hits; for its first new token alone, else 0."""

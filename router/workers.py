@@ -83,9 +83,8 @@ class WorkerPool:
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
     be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
-    have counted of KV transfers, `prefixes` what they have found of prompts, lost workers
-    included; `preemptions` counts the attempts of this router that were put off for want of KV
-    blocks.
+    have counted of KV transfers, `prefixes` what they have found of prompts, lost workers included;
+    `preemptions` counts this router's attempts that were put off for want of KV blocks.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -265,9 +264,9 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
-        self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if session.info is not None and update.load is not None:
             self.prefixes.take(session.address, session.info.epoch, update.load)
+        self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:

@@ -77,6 +77,10 @@ ENGINE = Group(
             aliases=("max_running_seqs",),
         ),
         switch(
+            "enable_prefix_cache_hbm",
+            "keep KV for prompts that begin alike, in multiples of prefill_len_padding", False,
+        ),
+        switch(
             "enable_chunked_prefill",
             "compute prompts in chunks: several take turns, the one with the least left first, and "
             "one worker for both roles decodes beside each chunk",
@@ -87,10 +91,6 @@ ENGINE = Group(
             "prompt tokens of one step with --enable_chunked_prefill (512, or one block if that "
             "is more): decoding sequences wait for no more",
             to_positive,
-        ),
-        switch(
-            "enable_prefix_cache_hbm",
-            "keep KV for prompts that begin alike, in multiples of prefill_len_padding", False,
         ),
         Flag(
             "hbm_utilization_factor",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from checkpoint.fake import write_fake_model
 from engine import prefix_cache
 from engine.block_hash import block_hashes, root_hash
 from engine.blocks import BlockPool
+from engine.build import build_engine
 from engine.engine import Engine
 from engine.events import (
     Abort,
@@ -26,7 +30,9 @@ from engine.events import (
     WriteKV,
 )
 from engine.prefix_cache import Prefix, PrefixCache
-from engine.types import AttemptId, Role, TokenDelta
+from engine.types import COLOCATED, AttemptId, Role, TokenDelta
+from settings.config import EngineConfig, ModelConfig
+from settings.errors import ConfigError
 from tests.engine.helpers import (
     deltas_of,
     expected,
@@ -312,7 +318,40 @@ def test_without_a_cache_nothing_is_kept() -> None:
     engine = make_engine(32, SIZE)
     assert [serve(engine, name, PROMPT) for name in "ab"] == [0, 0]
     load = engine.load()
-    assert (load.free_blocks, load.cached_blocks, load.prefix_hits) == (32, 0, 0)
+    assert (load.free_blocks, load.cached_blocks) == (32, 0)
+    assert (load.prefix_queries, load.prefix_hits) == (0, 0)
+
+
+def built(tmp_path: Path, max_model_len: int | None = None, **config: Any) -> Engine:
+    folder = write_fake_model(tmp_path / "fake")
+    model = ModelConfig(str(folder), max_model_len=max_model_len)
+    config = {"enable_prefix_cache_hbm": True, "block_size": 16} | config
+    return build_engine(folder, model, EngineConfig(**config), COLOCATED).engine
+
+
+@pytest.mark.parametrize(("padding", "found"), [(None, 64), (16, 96), (32, 96), (8, 96)])
+def test_the_padding_of_prompts_is_the_step_of_hits(
+    tmp_path: Path, padding: int | None, found: int
+) -> None:
+    """By default it is the platform's; one below a block's size is rounded up to it."""
+    engine = built(tmp_path, prefill_len_padding=padding)
+    for name in "ab":
+        engine.submit(Add(request(name, tuple(range(100)), max_tokens=1)))
+        (delta,) = deltas_of(run(engine), name)
+    assert delta.cached_tokens == found
+
+
+def test_paddings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--prefill_len_padding=24 and --block_size=16 do not"):
+        built(tmp_path, prefill_len_padding=24)
+
+
+def test_hits_longer_than_any_prompt_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "hexserve.engine")
+    built(tmp_path, max_model_len=8192, block_size=8192)
+    assert "nothing will be found" in caplog.text
 
 
 def test_16k_tokens_are_found_at_once() -> None:

@@ -33,6 +33,9 @@ PLACEMENTS = {
     # Nine heads and three KV heads: both sizes fill up with empty ones.
     "1,1 on 2 devices each": ("--disagg_topo=1,1", "--tensor_parallel_size=2"),
     "colocated on 4 devices": ("--tensor_parallel_size=4",),
+    # Each prompt comes more than once.
+    "colocated, prefixes kept": ("--enable_prefix_cache_hbm",),
+    "1,1, prefixes kept": ("--disagg_topo=1,1", "--enable_prefix_cache_hbm"),
 }
 # Fewer programs than by default: a start without a compile cache takes less of the test's time.
 FLAGS = (

@@ -49,10 +49,10 @@ async def test_cached_tokens_are_those_that_no_choice_has_computed(
 ) -> None:
     generator.script = batches("xy")
     generator.cached_tokens = lambda call: len(call.prompt) // 2 * 2
-    answer = await client.complete(prompt=["abcde", "xyz", "u"], n=2)
+    answer = await client.complete(prompt=["abcd", "xyz", "u"], n=2)
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4 + 2}
     generator.cached_tokens = lambda call: 2 * call.choice  # the first one has computed it for all
-    body: dict[str, Any] = {"prompt": "abcde", "n": 3, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"prompt": "abcd", "n": 3, "stream_options": {"include_usage": True}}
     *_, usage, done = await client.stream_completion(**body)
     assert done == "[DONE]"
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}

@@ -61,11 +61,7 @@ async def test_only_what_the_decode_worker_lacks_travels(transports: tuple[str, 
         await turn(served, second)  # 34 tokens, of which 8 blocks are there
         await turn(served, first)  # all of them
         await served.until_idle()
-        (_, counts), *_ = [
-            (key, counts)
-            for key, counts in served["decode-0"].host._decode.counts().items()
-            if key == transports[0]
-        ]
+        counts = served["decode-0"].host._decode.counts()[transports[0]]
         assert counts.transfers == 3
         assert counts.skipped_tokens == 32 + 24
 

@@ -1,0 +1,68 @@
+"""The prefix cache by the command line: long shared prefixes, usage, metrics, and golden texts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy.conftest import Launch, give_weights
+from tests.deploy.launch import HEXSERVE, completion_body, expected_tokens, get, wait_until
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tiny" / "tied_llama3"
+SERVE = (*HEXSERVE, "serve", "--port=0", "--enable_prefix_cache_hbm")
+SYSTEM = [i * i % 500 for i in range(16_384)]
+
+colocated_and_apart = pytest.mark.parametrize("topology", [(), ("--disagg_topo=1,1",)], ids=str)
+
+
+def ask(url: str, prompt: list[int], count: int, **more: object) -> tuple[list[int], int]:
+    """Token ids of a completion, and how many of its prompt were not computed."""
+    body = completion_body(prompt, count, **more)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    return answer.json()["choices"][0]["token_ids"], details["cached_tokens"]
+
+
+def metric(url: str, name: str) -> float:
+    lines = get(url, "/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+@colocated_and_apart
+def test_a_prefix_of_16k_tokens_is_computed_once(launch: Launch, topology: tuple[str, ...]) -> None:
+    url = launch(*SERVE, "--model=fake", *topology).ready_url()
+    cold = [*SYSTEM, 1, 2]
+    assert ask(url, cold, 20) == (expected_tokens(cold, 20), 0)
+    for more in ([], [3, 4], [1, 2, *expected_tokens(cold, 20), 5]):
+        prompt = [*SYSTEM, *more]
+        found = len(SYSTEM) if more else len(SYSTEM) - 64  # the last token is always computed
+        assert ask(url, prompt, 20) == (expected_tokens(prompt, 20), found)
+    hits = 3 * len(SYSTEM) - 64
+    wait_until(lambda: metric(url, "vllm:prefix_cache_hits_total") == hits, "hits are told")
+    asked = 4 * len(SYSTEM) + 2 + 2 + 23
+    assert metric(url, "vllm:prefix_cache_queries_total") == asked
+    blocks = get(url, "/health").json()["workers"][0]["blocks"]
+    assert blocks["cached"] >= len(SYSTEM) // 32
+    assert blocks["free"] + blocks["cached"] == blocks["total"]
+
+
+@colocated_and_apart
+def test_golden_texts_stay_as_they_are(
+    launch: Launch, fake_folder: Path, tmp_path: Path, topology: tuple[str, ...]
+) -> None:
+    model = give_weights(shutil.copytree(fake_folder, tmp_path / "llama"), GOLDEN.name)
+    flags = ("--dtype=float32", "--prefill_len_padding=8", "--block_size=8", *topology)
+    url = launch(*SERVE, f"--model={model}", *flags).ready_url()
+    cases = json.loads((GOLDEN / "answers.json").read_text())
+    for again in (False, True):
+        for case in cases:
+            prompt, wanted = case["prompt"], case["output"]
+            found = (len(prompt) - 1) // 8 * 8 if again else 0
+            assert ask(url, prompt, len(wanted), temperature=0) == (wanted, found)
+    workers = get(url, "/health").json()["workers"]
+    assert {worker["compiles_after_ready"] for worker in workers} == {0}
