@@ -36,8 +36,10 @@ from benchmarks.report import print_line
 from benchmarks.router_processes import running_router
 from benchmarks.router_report import RouterReport, round_figures, streams_name
 from benchmarks.stats import host_info
-from benchmarks.token_stamps import MAX_REQUESTS, Nanoseconds, create_stamps
-from benchmarks.token_ways import DirectWay, RoutedWay, Way, WayError
+from benchmarks.router_speed import RouterSpeed, SpeedSize, measure_speed
+from benchmarks.token_stamps import MAX_REQUESTS, create_stamps
+from benchmarks.token_times import Requests
+from benchmarks.token_ways import DirectWay, RoutedWay, WayError
 
 _PIPE_WIDTH = 110
 _PATIENCE_S = 30.0
@@ -91,7 +93,7 @@ async def measure(args: argparse.Namespace, status: Console) -> RouterReport:
         stamps = create_stamps(folder / "stamps.npy", _requests(args), args.tokens)
         address = f"unix:{folder / 'worker.sock'}"
         async with running_router(folder, folder / "stamps.npy", address, 1 / args.rate) as url:
-            run = _Run(stamps, args.tokens / args.rate + _PATIENCE_S)
+            run = Requests(stamps, args.tokens / args.rate + _PATIENCE_S)
             direct, routed = DirectWay(address), RoutedWay(url)
             with _progress(status) as progress:
                 task = progress.add_task("", total=len(loads) * args.rounds)
@@ -102,8 +104,9 @@ async def measure(args: argparse.Namespace, status: Console) -> RouterReport:
                     progress.update(task, description=title)
                     if not status.is_terminal:
                         print_line(status, title)
-                    first = await run(direct, streams)
-                    report.add(streams, round_figures(first, await run(routed, streams)))
+                    first = (await run(direct, streams)).on_the_way
+                    second = (await run(routed, streams)).on_the_way
+                    report.add(streams, round_figures(first, second))
                     progress.advance(task)
     return report
 
@@ -112,26 +115,6 @@ def _requests(args: argparse.Namespace) -> int:
     """How many requests a measurement makes, over both ways and with those not counted."""
     loads: set[int] = {1, args.streams}
     return int(2 * (args.streams + args.rounds * sum(loads)))
-
-
-class _Run:
-    """Sends requests of ever new numbers."""
-
-    def __init__(self, stamps: Nanoseconds, limit_s: float) -> None:
-        self._stamps = stamps
-        self._next = 0
-        self._limit_s = limit_s
-
-    async def __call__(self, way: Way, streams: int) -> Nanoseconds:
-        """The nanoseconds of each token of `streams` new requests on their way."""
-        first, self._next = self._next, self._next + streams
-        requests = range(first, self._next)
-        try:
-            async with asyncio.timeout(self._limit_s):
-                arrivals = await way(requests, self._stamps.shape[1])
-        except TimeoutError:
-            raise WayError(f"tokens are missing after {self._limit_s:.0f} s") from None
-        return arrivals - self._stamps[first : self._next]
 
 
 def _progress(status: Console) -> Progress:
