@@ -75,7 +75,7 @@ class PacedService:
             due = max(due + self._interval, loop.time())
             await asyncio.sleep(due - loop.time())
             # Unsent tokens of a sequence would be merged: one token per message is wanted.
-            while self._interval == 0 and self.sessions.unsent:
+            while self._interval == 0 and self.sessions.unsent:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
             self._step()
             if not self._running:
