@@ -3,7 +3,8 @@
     python -m benchmarks.paced_worker --address unix:/PATH --stamps FILE --interval SECONDS
 
 As a real worker does after a step, it gives the tokens of all its sequences to the session
-at once; it notes the time of that, see benchmarks.token_stamps. Ends with its standard input.
+at once; it notes the time of that, see benchmarks.token_stamps. Of an interval of 0 the clock is
+the session: a step follows as soon as it has taken the one before. Ends with its standard input.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from protos.session_server import SessionServer
 from protos.transfer_codec import Transfers
 
 _BLOCKS = 4096
+_POLL_S = 0.001
+"""How often a session is asked whether it has taken a step."""
 _LIMITS = ModelLimits(
     "paced", VOCAB_SIZE, max_model_len=65536, block_size=16, num_blocks=_BLOCKS, max_seqs=1024
 )
@@ -71,6 +74,9 @@ class PacedService:
             await self._work.wait()
             due = max(due + self._interval, loop.time())
             await asyncio.sleep(due - loop.time())
+            # Unsent tokens of a sequence would be merged: one token per message is wanted.
+            while self._interval == 0 and self.sessions.unsent:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
             self._step()
             if not self._running:
                 self._work.clear()

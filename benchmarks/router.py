@@ -1,6 +1,6 @@
-"""What the router adds to a token's way from a worker to a client.
+"""What the router adds to a token's way from a worker to a client, and how many it can send.
 
-    python -m benchmarks.router [--streams 32] [--rounds 5] [--json FILE] [--check]
+    python -m benchmarks.router [--streams 32] [--busy-streams 256] [--rounds 5] [--check]
 
 A worker without an engine sends tokens at a fixed pace and notes when; see
 benchmarks/paced_worker.py. Each round takes them once over a bare session with the worker
@@ -13,12 +13,16 @@ The streams of a round are steps of one batch, as a real worker's are: all token
 reach the router in one message, and its last event waits for the others. Client, router and
 worker share the machine, so on few cores they wait for each other, and that counts as well.
 
-Exit status: 0; 1 when a way cannot be measured and, with --check, when the router adds
---limit-ms or more at the median of either load; 2 for a wrong command line.
+Then --busy-streams are sent as fast as one core's router takes them, see
+benchmarks/router_speed.py; a share of a bare ASGI application's tokens/s is what it gives.
+
+Exit status: 0; 1 when a way cannot be measured and, with --check, when a target is missed: the
+router adds --limit-ms or more at the median of either load, gives less than --least-share of
+the bare application's rate, or adds --busy-limit-ms or more at the 99th percentile at half of
+its own; 2 for a wrong command line.
 """
 
 import argparse
-import asyncio
 import itertools
 import json
 import sys
@@ -35,9 +39,11 @@ from benchmarks.logged_process import StartError
 from benchmarks.report import print_line
 from benchmarks.router_processes import running_router
 from benchmarks.router_report import RouterReport, round_figures, streams_name
+from benchmarks.router_speed import SpeedSize, measure_speed
 from benchmarks.stats import host_info
-from benchmarks.token_stamps import MAX_REQUESTS, Nanoseconds, create_stamps
-from benchmarks.token_ways import DirectWay, RoutedWay, Way, WayError
+from benchmarks.token_stamps import MAX_REQUESTS, create_stamps
+from benchmarks.token_times import Requests
+from benchmarks.token_ways import DirectWay, RoutedWay, WayError
 
 _PIPE_WIDTH = 110
 _PATIENCE_S = 30.0
@@ -52,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         report = uvloop.run(measure(args, status))
+        size = SpeedSize(args.busy_streams, args.busy_tokens, args.rounds)
+        speed = uvloop.run(measure_speed(size, lambda line: print_line(status, line)))
     except (StartError, WayError) as error:
         print_line(status, f"cannot measure: {error}", style="red")
         return 1
@@ -59,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.print("interrupted")
         return 130
     report.print(out)
+    for line in speed.lines():
+        print_line(out, line)
     if args.json:
         settings = {
             "benchmark": "router",
@@ -66,15 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             "host": host_info(),
             "tokens": args.tokens,
             "rate": args.rate,
+            "busy_streams": args.busy_streams,
+            "busy_tokens": args.busy_tokens,
         }
-        args.json.write_text(json.dumps(report.as_json(settings), indent=1) + "\n")
+        found = {**report.as_json(settings), "busy": speed.as_json()}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
     if not args.check:
         return 0
-    missed = report.missed(args.limit_ms)
+    missed = report.missed(args.limit_ms) + speed.missed(args.least_share, args.busy_limit_ms)
     for line in missed:
         print_line(out, f"missed: {line}", style="red")
     if not missed:
-        print_line(out, f"check passed: under {args.limit_ms:g} ms at the median", style="green")
+        print_line(out, "check passed", style="green")
     return 1 if missed else 0
 
 
@@ -91,7 +104,7 @@ async def measure(args: argparse.Namespace, status: Console) -> RouterReport:
         stamps = create_stamps(folder / "stamps.npy", _requests(args), args.tokens)
         address = f"unix:{folder / 'worker.sock'}"
         async with running_router(folder, folder / "stamps.npy", address, 1 / args.rate) as url:
-            run = _Run(stamps, args.tokens / args.rate + _PATIENCE_S)
+            run = Requests(stamps, args.tokens / args.rate + _PATIENCE_S)
             direct, routed = DirectWay(address), RoutedWay(url)
             with _progress(status) as progress:
                 task = progress.add_task("", total=len(loads) * args.rounds)
@@ -102,8 +115,9 @@ async def measure(args: argparse.Namespace, status: Console) -> RouterReport:
                     progress.update(task, description=title)
                     if not status.is_terminal:
                         print_line(status, title)
-                    first = await run(direct, streams)
-                    report.add(streams, round_figures(first, await run(routed, streams)))
+                    first = (await run(direct, streams)).on_the_way
+                    second = (await run(routed, streams)).on_the_way
+                    report.add(streams, round_figures(first, second))
                     progress.advance(task)
     return report
 
@@ -112,26 +126,6 @@ def _requests(args: argparse.Namespace) -> int:
     """How many requests a measurement makes, over both ways and with those not counted."""
     loads: set[int] = {1, args.streams}
     return int(2 * (args.streams + args.rounds * sum(loads)))
-
-
-class _Run:
-    """Sends requests of ever new numbers."""
-
-    def __init__(self, stamps: Nanoseconds, limit_s: float) -> None:
-        self._stamps = stamps
-        self._next = 0
-        self._limit_s = limit_s
-
-    async def __call__(self, way: Way, streams: int) -> Nanoseconds:
-        """The nanoseconds of each token of `streams` new requests on their way."""
-        first, self._next = self._next, self._next + streams
-        requests = range(first, self._next)
-        try:
-            async with asyncio.timeout(self._limit_s):
-                arrivals = await way(requests, self._stamps.shape[1])
-        except TimeoutError:
-            raise WayError(f"tokens are missing after {self._limit_s:.0f} s") from None
-        return arrivals - self._stamps[first : self._next]
 
 
 def _progress(status: Console) -> Progress:
@@ -160,14 +154,33 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=_positive, default=50.0, help="tokens/s of each stream; default 50"
     )
+    parser.add_argument(
+        "--busy-streams", type=_positive_int, help="streams that saturate the router; default 256"
+    )
+    parser.add_argument(
+        "--busy-tokens", type=_positive_int, help="of each of these streams; default 400"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller defaults, for a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 when the target is missed")
     parser.add_argument(
-        "--limit-ms", type=_positive, default=2.0, help="the target of --check; default 2"
+        "--limit-ms", type=_positive, default=2.0, help="a target of --check; default 2"
+    )
+    parser.add_argument(
+        "--least-share", type=_positive, default=0.5, help="a target of --check; default 0.5"
+    )
+    parser.add_argument(
+        "--busy-limit-ms", type=_positive, default=20.0, help="a target of --check; default 20"
     )
     args = parser.parse_args(argv)
-    for name, quick, full in (("streams", 4, 32), ("tokens", 25, 100), ("rounds", 1, 5)):
+    defaults = (
+        ("streams", 4, 32),
+        ("tokens", 25, 100),
+        ("rounds", 1, 5),
+        ("busy_streams", 8, 256),
+        ("busy_tokens", 300, 400),
+    )
+    for name, quick, full in defaults:
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else full)
     if _requests(args) > MAX_REQUESTS:

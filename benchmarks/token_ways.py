@@ -98,9 +98,10 @@ class RoutedWay:
     """One connection for each request, all open before the first is sent."""
 
     def __init__(self, url: str) -> None:
-        """`url` is http://HOST:PORT."""
+        """`url` is http://HOST:PORT. `last_answer` is one of the last HTTP answers, whole."""
         self._host, _, port = url.removeprefix("http://").rpartition(":")
         self._port = int(port)
+        self.last_answer = b""
 
     async def __call__(self, requests: Sequence[int], tokens: int) -> Nanoseconds:
         connections: list[_Connection] = []
@@ -114,6 +115,7 @@ class RoutedWay:
         finally:
             for connection in connections:
                 connection.close()
+        self.last_answer = b"".join(data for _, data in connections[-1].reads)
         return np.array([event_arrivals(each.reads, tokens) for each in connections], np.int64)
 
     async def _connect(self) -> "_Connection":
@@ -191,6 +193,11 @@ def event_arrivals(reads: Sequence[tuple[int, bytes]], tokens: int) -> list[int]
     if ids != [token_at(index) for index in range(tokens)]:
         raise WayError(f"{tokens} tokens were sent and {len(ids)} came, or not the same ones")
     return arrivals
+
+
+def streamed_events(answer: bytes) -> bytes:
+    """The body of a streamed HTTP answer whose events each lie in one chunk."""
+    return b"".join(match[0] for match in _EVENT.finditer(answer))
 
 
 def _token_ids(data: bytes) -> list[int]:

@@ -38,10 +38,15 @@ class ByteLevelDetokenizer(Detokenizer):
         self._token_bytes = token_bytes
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._amid_character = False
 
     def push(self, ids: Sequence[int]) -> str:
-        data = b"".join(self._token_bytes(token) for token in ids if token not in self._skipped)
-        return self._utf8.decode(data)
+        data = b"".join([self._token_bytes(token) for token in ids if token not in self._skipped])
+        if data.isascii() and not self._amid_character:
+            return data.decode("ascii")
+        text = self._utf8.decode(data)
+        self._amid_character = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -47,6 +47,7 @@ class Tokenizer:
             )
         self._has_byte_tokens = "ByteFallback" in kinds
         self._marks_spaces = self._has_byte_tokens or "Metaspace" in kinds
+        self._bytes: dict[int, bytes] = {}  # of tokens seen; no more than the vocabulary has
 
     @classmethod
     def load(cls, folder: Path, mode: str = "auto") -> Tokenizer:
@@ -132,6 +133,15 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the exact bytes a token adds to a text; b"" if the id is unknown."""
+        known = self._bytes.get(token)
+        if known is not None:
+            return known
+        data = self._token_bytes(token)
+        if data:  # ids that are none are without number
+            self._bytes[token] = data
+        return data
+
+    def _token_bytes(self, token: int) -> bytes:
         piece = self._backend.id_to_token(token)
         if piece is None:
             return b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import socket
@@ -45,6 +46,9 @@ LAST_BYTES_S = 0.5
 """How long answers that are complete may take on their way to clients."""
 UNREAD_S = 60
 """A connection whose client takes none of what was sent for so long is cut."""
+GARBAGE_THRESHOLD = 50_000
+"""New objects before the collector looks for cycles: a step of many streams makes thousands that
+go by themselves, and each look stalls every stream."""
 CUT_OFF_S = 2
 """When connections are cut whose clients do not even read the error that ends their stream."""
 
@@ -198,6 +202,7 @@ async def running_router(
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    _spare_streams_the_collector()
     pool.open()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -211,6 +216,13 @@ async def running_router(
         await asyncio.wait((serving,), timeout=LAST_BYTES_S)
         await pool.close()
         await serving
+
+
+def _spare_streams_the_collector() -> None:
+    """Look for garbage seldom, and never among what lives as long as the process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 class _Server(uvicorn.Server):

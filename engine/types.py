@@ -190,9 +190,8 @@ class SequenceRequest:
         return self.prompt + self.output
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """New tokens of one sequence from one engine step.
+class TokenDelta(NamedTuple):
+    """New tokens of one sequence from one engine step. A plain tuple: every token makes some.
 
     `index` is the output position of `tokens[0]`. `logprobs`, when asked for, has one
     entry per token. `finish` is set on the last delta of a sequence. `cached_tokens` is set on

@@ -6,6 +6,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from checkpoint.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from router.logprobs import chat_logprobs, completion_logprobs
 from router.output import Piece
 from router.sampling import RequestOptions
 
+encode_text = encode_basestring
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -27,7 +29,8 @@ def event(value: object) -> bytes:
 class Answer(ABC):
     """One request's answer.
 
-    A chunk's constant parts are encoded once; each event encodes only its choice.
+    A chunk's constant parts are encoded once; each event encodes only its choice, and mostly
+    only the text of that.
 
     Args:
         options: the request's; they say whether choices tell log-probabilities and token ids,
@@ -45,6 +48,7 @@ class Answer(ABC):
         self._id = self.id_prefix + answer_id
         self._created = int(time.time())
         self._chunk_head = "data: " + encode_json(self._head(self.chunk_kind))[:-1] + ',"choices":['
+        self._frames: dict[int, tuple[str, str, str]] = {}
 
     def whole(self, outputs: Sequence[Piece], usage: dict[str, object]) -> dict[str, Any]:
         """The answer as one object; `outputs` are the choices in order."""
@@ -65,7 +69,23 @@ class Answer(ABC):
     def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes: ...
 
     def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
-        return self._chunk(self._chunk_choice(number, piece), usage)
+        if usage is not None or piece.finish is not None or self._options.tells_logprobs:
+            return self._chunk(self._chunk_choice(number, piece), usage)
+        frame = self._frames.get(number)
+        if frame is None:
+            frame = self._frames[number] = self._frame(number)
+        tokens = ",".join(map(str, piece.tokens)) if self._options.return_token_ids else ""
+        return f"{frame[0]}{encode_text(piece.text)}{frame[1]}{tokens}{frame[2]}".encode()
+
+    def _frame(self, number: int) -> tuple[str, str, str]:
+        """What stands before the text, between text and token ids, and after both, in an event.
+
+        Cut out of the event of a text and a token that nothing after them is like.
+        """
+        choice = self._chunk_choice(number, Piece(text="?", tokens=[-1]))
+        head, _, rest = self._chunk(choice, None).decode().rpartition('"?"')
+        middle, _, tail = rest.partition("-1")
+        return (head, middle, tail) if self._options.return_token_ids else (head, "", rest)
 
     def last_events(self, usage: dict[str, object]) -> bytes:
         """An event without choices that tells the usage, where it was asked for, and the end."""

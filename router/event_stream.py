@@ -8,12 +8,13 @@ from contextlib import aclosing
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.choices import Choices
 from router.disconnect import ClientLeft, cancelled_on_disconnect
 from router.errors import GenerationFailed, ServingError
 from router.output import Piece
+from router.request_log import body_sender
 
 log = logging.getLogger("hexserve.router")
 
@@ -79,30 +80,33 @@ class EventStream(Response):
         try:
             async with aclosing(self._pieces), cancelled_on_disconnect(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                async with aclosing(self._events()) as events:
-                    async for body in events:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                try:
+                    await self._send_events(body_sender(scope, send))
+                except ServingError as error:
+                    await send(_body(self._answer.error_event(error)))
+                except Exception:
+                    log.exception("a stream broke")
+                    error = GenerationFailed("internal error")
+                    await send(_body(self._answer.error_event(error)))
                 await send({"type": "http.response.body", "body": b""})
         except ClientLeft:
             log.debug("a client left its stream")
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _send_events(self, send: Send) -> None:
         answer, usage = self._answer, self._choices.usage
         continuous = answer.usage_in_pieces
-        try:
-            number, piece = self._first
-            yield answer.first_events(number, piece, usage() if continuous else None)
-            begun = {number}
-            async for number, piece in self._pieces:
-                current = usage() if continuous else None
-                if number in begun:
-                    yield answer.piece_event(number, piece, current)
-                else:
-                    begun.add(number)
-                    yield answer.first_events(number, piece, current)
-            yield answer.last_events(usage())
-        except ServingError as error:
-            yield answer.error_event(error)
-        except Exception:
-            log.exception("a stream broke")
-            yield answer.error_event(GenerationFailed("internal error"))
+        number, piece = self._first
+        await send(_body(answer.first_events(number, piece, usage() if continuous else None)))
+        begun = {number}
+        async for number, piece in self._pieces:
+            current = usage() if continuous else None
+            if number in begun:
+                await send(_body(answer.piece_event(number, piece, current)))
+            else:
+                begun.add(number)
+                await send(_body(answer.first_events(number, piece, current)))
+        await send(_body(answer.last_events(usage())))
+
+
+def _body(events: bytes) -> Message:
+    return {"type": "http.response.body", "body": events, "more_body": True}

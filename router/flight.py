@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import deque
 
 from engine.types import PromptLogprobs, TokenDelta
 from router.prompt_scores import PromptScores
@@ -59,7 +60,8 @@ class Flight:
         self._next = next_index
         self._scores = scores
         self._ahead: dict[int, TokenDelta] = {}
-        self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
+        self._ready: deque[TokenDelta | Exception] = deque()
+        self._waiter: asyncio.Future[None] | None = None  # who waits in `next`
         self.unread = 0
         self.expiry: asyncio.TimerHandle | None = None
         self._prefill_tokens = prefill_tokens
@@ -78,7 +80,11 @@ class Flight:
 
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""
-        self._count_prefilled()
+        if self._prefill_tokens:
+            self._count_prefilled()
+        if delta.index == self._next and not self._ahead and self._scores is None:  # nearly always
+            self._hand_on(delta)
+            return
         held = self._ahead.get(delta.index)
         if held is None or len(held.tokens) <= len(delta.tokens):
             self._ahead[delta.index] = delta
@@ -97,17 +103,16 @@ class Flight:
             if self._scores is not None:
                 whole, self._scores = self._scores.whole(found.id), None
                 found = dataclasses.replace(found, prompt_logprobs=whole)
-            self.unread += len(found.tokens)
-            self._ready.put_nowait(found)
+            self._hand_on(found)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come."""
-        self._ready.put_nowait(error)
+        self._ready.append(error)
+        self._wake()
 
     def cut(self, error: Exception) -> None:
         """What has not been taken by `next` is not wanted any more, only the error."""
-        while not self._ready.empty():  # one who waits in `next` waits for this very queue
-            self._ready.get_nowait()
+        self._ready.clear()
         self.unread = 0
         self.fail(error)
 
@@ -117,7 +122,10 @@ class Flight:
         Raises:
             AttemptLost, AttemptInvalid: as told by `fail` or `cut`.
         """
-        item = await self._ready.get()
+        while not self._ready:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        item = self._ready.popleft()
         if isinstance(item, Exception):
             raise item
         self.unread -= len(item.tokens)
@@ -131,6 +139,18 @@ class Flight:
         for worker in self.workers:
             worker.sequences -= 1
 
+    def _hand_on(self, delta: TokenDelta) -> None:
+        """It is the next in order."""
+        count = len(delta.tokens)
+        self._next += count
+        self.unread += count
+        self._ready.append(delta)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _count_prefilled(self) -> None:
         self.workers[0].prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
@@ -142,9 +162,7 @@ class Flight:
                 del self._ahead[index]  # seen already
             elif index <= self._next:
                 del self._ahead[index]
-                delta = _from(delta, self._next)
-                self._next += len(delta.tokens)
-                return delta
+                return _from(delta, self._next)
         return None
 
 
@@ -154,4 +172,4 @@ def _from(delta: TokenDelta, index: int) -> TokenDelta:
     if skipped == 0:
         return delta
     logprobs = None if delta.logprobs is None else delta.logprobs[skipped:]
-    return dataclasses.replace(delta, index=index, tokens=delta.tokens[skipped:], logprobs=logprobs)
+    return delta._replace(index=index, tokens=delta.tokens[skipped:], logprobs=logprobs)

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from router.load import PoolLoad
 from router.prefix_metrics import PrefixCollector, PrefixTotals
+from router.tallies import HistogramTally, Tally
 from router.transfers import TransferCollector, TransferTotals
 from router.worker_metrics import WorkerCollector
 from router.workers import WorkerPool
@@ -58,13 +59,18 @@ class RouterMetrics:
             "KV blocks less those of hexserve:kv_blocks; 0 in sound workers.",
         )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
-        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._generation_tokens = Tally("vllm:generation_tokens", "Tokens generated.", self._labels)
+        self.registry.register(self._generation_tokens)
         self._ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "Request to first token.", _TTFT_BUCKETS
         )
-        self._itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "One output token to the next.", _ITL_BUCKETS
+        self._itl = HistogramTally(
+            "vllm:inter_token_latency_seconds",
+            "One output token to the next.",
+            self._labels,
+            _ITL_BUCKETS,
         )
+        self.registry.register(self._itl)
         self._e2e = self._histogram(
             "vllm:e2e_request_latency_seconds", "Request to last token.", _REQUEST_BUCKETS
         )
@@ -129,12 +135,11 @@ class RouterMetrics:
         `since_last_s` counts from the tokens before, or from the request's arrival when
         these are the `first`.
         """
-        self._generation_tokens.inc(count)
+        self._generation_tokens.count += count
         if first:
             self._ttft.observe(since_last_s)
         else:
-            for _ in range(count):
-                self._itl.observe(since_last_s / count)
+            self._itl.observe(since_last_s / count, count)
 
     def finished(self, reason: str, seconds: float, decode_s: float | None) -> None:
         """A request ended, one of FINISHED_REASONS; `seconds` after it arrived.

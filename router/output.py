@@ -77,6 +77,8 @@ class OutputAssembler:
         self._logprobs = logprobs
         self._decoded_length = 0
         self._piece = Piece()
+        # Nothing but text is wanted of a token; only scored ones tell how long it is so far.
+        self._plain = not logprobs and not stops
         self.completion_tokens = 0
 
     def push(self, delta: TokenDelta) -> Piece | None:
@@ -88,6 +90,11 @@ class OutputAssembler:
             GenerationFailed: log-probabilities were asked for and are missing.
         """
         piece = self._piece
+        if self._plain and delta.finish is None and not piece.tokens:  # nearly always
+            self.completion_tokens += len(delta.tokens)
+            piece.tokens += delta.tokens
+            piece.text = self._decoder.push(delta.tokens)
+            return self._release(None) if piece.text else None
         for position, token in enumerate(delta.tokens):
             if self._logprobs:
                 if delta.logprobs is None or len(delta.logprobs) <= position:

@@ -20,14 +20,17 @@ def test_a_quick_run_measures_and_misses_an_impossible_target(tmp_path: Path) ->
     file = tmp_path / "result.json"
     command = (sys.executable, "-m", "benchmarks.router", "--quick", "--check")
     done = subprocess.run(
-        [*command, "--limit-ms=1e-6", f"--json={file}"],
+        [*command, "--limit-ms=1e-6", "--least-share=100", "--busy-limit-ms=1e-6",
+         f"--json={file}"],
         env=os.environ | {"HEXSERVE_CACHE": str(tmp_path), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
-    )
+        timeout=120,
+    )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "missed: 4 streams: the router adds" in done.stdout
+    assert "missed: saturated: " in done.stdout
+    assert "missed: at half of its rate the router adds" in done.stdout
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("hexserve-*")), "the sockets' folder is left"
 
@@ -44,6 +47,13 @@ def test_a_quick_run_measures_and_misses_an_impossible_target(tmp_path: Path) ->
         assert figures["added_p50_ms"] == pytest.approx(
             figures["routed_p50_ms"] - figures["direct_p50_ms"]
         )
+    busy = data["busy"]
+    assert {name: len(values) for name, values in busy["rounds"].items()} == {
+        "router_tok_s": 1,
+        "bare_tok_s": 1,
+        "added_p99_ms": 1,
+    }
+    assert 0 < busy["share_of_bare"] < 100
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def flight_of(first: int = 0) -> tuple[Flight, FakeWorker, FakeWorker]:
 
 async def passed_on(flight: Flight) -> list[TokenDelta]:
     """What may be read without waiting."""
-    return [await flight.next() for _ in range(flight._ready.qsize())]
+    return [await flight.next() for _ in range(len(flight._ready))]
 
 
 def joined(deltas: list[TokenDelta], first: int = 0) -> list[int]:
