@@ -75,6 +75,10 @@ class WorkerSession:
             wire.Down(abort=wire.Abort(request_id=attempt.request_id, attempt=attempt.attempt))
         )
 
+    def drain(self) -> None:
+        """Ask the worker to take no new work, and to end after what runs."""
+        self._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
+
     async def run(self) -> None:
         """Keep a session open until cancelled."""
         wait_s = _RETRY_FIRST_S
@@ -148,6 +152,8 @@ class WorkerSession:
 
     def _take_step(self, update: StepUpdate, info: WorkerInfo) -> None:
         if update.load is not None:
+            if update.draining and not self.draining:
+                self.drain()  # also says that it is known here: the worker waits for that
             self.load, self.draining = update.load, update.draining
             if update.load.step_age_s > STEP_AGE_LIMIT_S:
                 raise SessionLost(f"a step has been running for {update.load.step_age_s:.0f} s")

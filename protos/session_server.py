@@ -32,6 +32,8 @@ from protos.transfer_codec import Transfers
 log = logging.getLogger("hexserve.session")
 
 LOAD_INTERVAL_S = 0.5
+ACKNOWLEDGED_WITHIN_S = 2.0
+"""How long a drain waits for routers to say that they know of it; one may hang, or be older."""
 SERVICE = "hexserve.v1.Worker"
 
 
@@ -44,6 +46,9 @@ class WorkerService(Protocol):
     def abort(self, attempt: AttemptId) -> None:
         """Forget an attempt; unknown and repeated ones are ignored."""
 
+    def drain_asked(self) -> None:
+        """A router asks for the worker's end, once what runs has ended. Nothing new is started."""
+
     def load(self) -> Load:
         """The load now."""
 
@@ -53,6 +58,8 @@ class WorkerService(Protocol):
 
 class _Session:
     def __init__(self) -> None:
+        self.greeted = False
+        self.knows_of_drain = False
         self.outbox = Outbox()
         self.attempts: set[AttemptId] = set()
         self.broken = asyncio.Event()
@@ -67,6 +74,7 @@ class SessionServer:
         self._service = service
         self._owners: dict[AttemptId, _Session] = {}
         self._draining = False
+        self._patience_ends = 0.0  # on the loop's clock, while draining
         self._sessions: set[_Session] = set()
 
     # ---- the worker's side ----
@@ -97,8 +105,11 @@ class SessionServer:
         return session
 
     def drain(self) -> None:
-        """Take no new work from now on, and tell every router so at once."""
+        """Take no new work from now on, and tell every router so at once. Idempotent."""
+        if self._draining:
+            return
         self._draining = True
+        self._patience_ends = asyncio.get_running_loop().time() + ACKNOWLEDGED_WITHIN_S
         for session in self._sessions:
             session.outbox.nudge()
 
@@ -114,8 +125,17 @@ class SessionServer:
 
     @property
     def unsent(self) -> bool:
-        """Whether a router has still to be told something."""
-        return any(s.writing or not s.outbox.empty for s in self._sessions)
+        """Whether a router has still to be told something, or does not know of the drain.
+
+        That it was sent is not enough: a router that writes into a session which has ended never
+        reads what had come before the end, and would take the worker for a dead one.
+        """
+        return any(s.writing or not s.outbox.empty or self._is_missed(s) for s in self._sessions)
+
+    def _is_missed(self, session: _Session) -> bool:
+        if not (self._draining and session.greeted) or session.knows_of_drain:
+            return False
+        return asyncio.get_running_loop().time() < self._patience_ends
 
     def _put(self, session: _Session, add: Callable[[], None]) -> None:
         try:
@@ -133,6 +153,7 @@ class SessionServer:
         self._sessions.add(session)
         try:
             await self._greet(requests, context)
+            session.greeted = True
             reader = asyncio.create_task(self._read(requests, session))
             writer = asyncio.create_task(self._write(context, session))
             broken = asyncio.create_task(session.broken.wait())
@@ -180,7 +201,10 @@ class SessionServer:
                         self.forget(attempt)
                         self._service.abort(attempt)
                 case "drain":
-                    self.drain()
+                    session.knows_of_drain = True
+                    if not self._draining:
+                        self.drain()
+                        self._service.drain_asked()
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
