@@ -182,6 +182,7 @@ async def running_router(
         allowed_origins=http.allowed_origins,
         max_requests=http.max_concurrent_requests,
         max_body_bytes=http.max_body_bytes,
+        drain_worker=pool.drain if http.admin else None,
     )
     server = _Server(
         uvicorn.Config(

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
+from router.errors import BadRequest, Unavailable
+from router.fields import show
 from router.load import PoolLoad
 from router.transfers import TransferTotals
 
@@ -123,6 +125,23 @@ class WorkerPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drain(self, address: str) -> None:
+        """Ask the worker at a listed address to end when what runs has ended.
+
+        Raises:
+            BadRequest: no such worker is listed.
+            Unavailable: it is not there.
+        """
+        listed = [session.address for session in self._sessions]
+        if address not in listed:
+            known = ", ".join(listed)
+            raise BadRequest(f"no worker {show(address)} here; there are {known}", param="worker")
+        session = self._sessions[listed.index(address)]
+        if session.info is None:
+            raise Unavailable(f"worker {address} is not there")
+        log.info("worker %s is asked to drain", address)
+        session.drain()
 
     # ---- who is there ----
 
