@@ -1,6 +1,7 @@
-"""Faults for the chaos run: what is done to a worker's process, and at which moment.
+"""Faults for the chaos run: what is done to a worker, and at which moment.
 
-A moment is named by the state that a sequence of the worker is in then; /health shows it.
+A moment is named by the state that a sequence of the worker is in then, which /health shows, or
+by that of a transfer, which only the worker's process knows (benchmarks.chaos_wire).
 """
 
 from __future__ import annotations
@@ -12,32 +13,57 @@ import os
 import random
 import re
 import signal
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks.chaos_wire import ANSWERS_AT, MESSAGES, SESSION, Harm, Order, role_of
+
 POINT_WITHIN_S = 2.0
-"""How long a point is waited for; then the fault is done anyway."""
+"""How long a point is waited for; then the fault is done anyway, or not at all to a transfer."""
 _POLL_S = 0.005
-_STOPPED_S = (0.2, 2.0)
+_LASTS_S = (0.2, 4.0)
+"""Of a stop and of a delay: some are shorter than the silence that routers bear, some longer."""
 
 Health = Mapping[str, Any]
 """One worker of /health's list."""
 
 
 class Fault(enum.Enum):
-    """What happens to a process."""
+    """What happens to a process, to its sessions, or to one of its transfers."""
 
     KILL = "killed"
     STOP = "stopped for a while"
     HANG = "stopped for good"
     DRAIN = "told to end"
+    RESET_SESSION = "cut off from routers"
+    DELAY_SESSION = "told or heard late"
+    CORRUPT_SESSION = "garbled to or by routers"
+    RESET_TRANSFER = "cut off from a transfer"
+    DELAY_TRANSFER = "late in a transfer"
+    CORRUPT_TRANSFER = "garbled in a transfer"
 
 
-WEIGHTS = {Fault.KILL: 5, Fault.STOP: 4, Fault.DRAIN: 2, Fault.HANG: 1}
+WEIGHTS = {
+    Fault.KILL: 5, Fault.STOP: 4, Fault.DRAIN: 2, Fault.HANG: 1,
+    Fault.RESET_SESSION: 3, Fault.DELAY_SESSION: 2, Fault.CORRUPT_SESSION: 2,
+    Fault.RESET_TRANSFER: 3, Fault.DELAY_TRANSFER: 2, Fault.CORRUPT_TRANSFER: 3,
+}  # fmt: skip
+ON_SESSIONS = {
+    Fault.RESET_SESSION: Harm.RESET,
+    Fault.DELAY_SESSION: Harm.DELAY,
+    Fault.CORRUPT_SESSION: Harm.CORRUPT,
+}
+ON_TRANSFERS = {
+    Fault.RESET_TRANSFER: Harm.RESET,
+    Fault.DELAY_TRANSFER: Harm.DELAY,
+    Fault.CORRUPT_TRANSFER: Harm.CORRUPT,
+}
 
 
 def _blocks(worker: Health, state: str) -> int:
@@ -55,6 +81,39 @@ POINTS: dict[str, tuple[str, Callable[[Health], bool]]] = {
 """State of a sequence → the role whose worker it is looked for at, and how it shows."""
 
 
+TRANSFER_POINTS = {state.value: state for state in MESSAGES}
+"""State of a transfer, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fault to come: `after_s` after the one before it, by the seed alone.
+
+    `pick` in [0, 1) says which of the workers that are able; `lasts_s` is that of stops and
+    delays.
+    """
+
+    after_s: float
+    fault: Fault
+    point: str
+    pick: float
+    lasts_s: float
+
+
+def plan_faults(rng: random.Random, every_s: float) -> Iterator[Plan]:
+    """Faults without end."""
+    while True:
+        fault = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        points = TRANSFER_POINTS if fault in ON_TRANSFERS else POINTS
+        yield Plan(
+            rng.expovariate(1 / every_s),
+            fault,
+            rng.choice(list(points)),
+            rng.random(),
+            rng.uniform(*_LASTS_S),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DoneFault:
     """A fault that was done: when (monotonic), and whether its point was met."""
@@ -69,11 +128,23 @@ class DoneFault:
 class Victims:
     """The worker processes of a launcher, by what its log and its router tell."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, log: Callable[[], str]) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, url: str, log: Callable[[], str], folder: Path
+    ) -> None:
+        """`folder` is where worker processes take orders, see chaos_wire.interpose."""
         self._http = http
         self._url = url
         self._log = log
+        self._folder = folder
         self._conts: list[asyncio.Task[None]] = []
+        self._orders = 0
+        self._answers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._answers.setblocking(False)
+        self._answers.bind(str(folder / ANSWERS_AT))
+
+    def close(self) -> None:
+        """Hear no more answers."""
+        self._answers.close()
 
     def pids(self, name: str = r"\S+") -> list[int]:
         """The ids of a worker's processes, or of all, in the order of their starts."""
@@ -87,23 +158,34 @@ class Victims:
             worker["name"] = os.path.basename(worker["address"]).removesuffix(".sock")
         return workers
 
-    async def do(self, fault: Fault, point: str, rng: random.Random) -> DoneFault | None:
-        """Wait for a point and do a fault there; None when no worker of the role is ready."""
-        role, shows = POINTS[point]
+    async def do(self, plan: Plan) -> DoneFault | None:
+        """Wait for a plan's point and do its fault there.
+
+        None when no worker of the role is ready, or no such message of a transfer came.
+        """
+        if plan.fault in ON_TRANSFERS:
+            return await self._harm_transfer(plan, ON_TRANSFERS[plan.fault])
+        role, shows = POINTS[plan.point]
         deadline = time.monotonic() + POINT_WITHIN_S
         while True:
-            workers = await self.workers()
-            able = [w for w in workers if w["state"] == "ready" and role in w["roles"]]
+            able = await self._able(role)
             there = [w for w in able if shows(w)]
             if there or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_POLL_S)
         if not able:
             return None
-        name = rng.choice(there or able)["name"]
-        pid = self.pids(name)[-1]
+        name = _pick(there or able, plan)
         at = time.monotonic()
-        match fault:
+        if plan.fault in ON_SESSIONS:
+            if not await self._order(name, ON_SESSIONS[plan.fault], SESSION, plan.lasts_s):
+                return None
+        else:
+            self._harm_process(self.pids(name)[-1], plan)
+        return DoneFault(plan.fault, plan.point, name, at, bool(there))
+
+    def _harm_process(self, pid: int, plan: Plan) -> None:
+        match plan.fault:
             case Fault.KILL:
                 send(pid, signal.SIGKILL)
             case Fault.DRAIN:
@@ -112,13 +194,48 @@ class Victims:
                 send(pid, signal.SIGSTOP)
             case Fault.STOP:
                 send(pid, signal.SIGSTOP)
-                waking = asyncio.create_task(_wake(pid, rng.uniform(*_STOPPED_S)))
-                self._conts.append(waking)
-        return DoneFault(fault, point, name, at, bool(there))
+                self._conts.append(asyncio.create_task(_wake(pid, plan.lasts_s)))
+
+    async def _harm_transfer(self, plan: Plan, harm: Harm) -> DoneFault | None:
+        state = TRANSFER_POINTS[plan.point]
+        able = await self._able(role_of(state, harm))
+        if not able:
+            return None
+        name = _pick(able, plan)
+        if not await self._order(name, harm, MESSAGES[state].__name__, plan.lasts_s):
+            return None
+        return DoneFault(plan.fault, plan.point, name, time.monotonic(), True)
+
+    async def _able(self, role: str) -> list[dict[str, Any]]:
+        return [w for w in await self.workers() if w["state"] == "ready" and role in w["roles"]]
+
+    async def _order(self, name: str, harm: Harm, what: str, lasts_s: float) -> bool:
+        """Whether a worker has done it in time; if not, it is taken back."""
+        self._orders += 1
+        order = Order(self._orders, harm, what, lasts_s)
+        to = str(self._folder / str(self.pids(name)[-1]))
+        loop = asyncio.get_running_loop()
+        try:
+            self._answers.sendto(order.encode(), to)
+            async with asyncio.timeout(POINT_WITHIN_S):
+                while int(await loop.sock_recv(self._answers, 64)) != order.number:
+                    pass  # of an order that was taken back as it was done
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                self._answers.sendto(b"", to)
+            return False
+        except OSError:  # it has just died
+            return False
+        return True
 
     async def settle(self) -> None:
         """Until every process that was stopped for a while has been woken."""
         await asyncio.gather(*self._conts)
+
+
+def _pick(workers: list[dict[str, Any]], plan: Plan) -> str:
+    name: str = workers[int(plan.pick * len(workers))]["name"]
+    return name
 
 
 async def _wake(pid: int, after_s: float) -> None:

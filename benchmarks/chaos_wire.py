@@ -1,0 +1,265 @@
+"""Faults of the wire: what a worker process of the chaos run does to its own connections.
+
+Runs inside the worker, which knows nothing of it: `interpose` writes a module that Python imports
+at the start of every process below. Orders come by a datagram socket named after the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kvtransfer import grpc_transport, shm_transport
+from kvtransfer.channel import ChannelClosed, Packed
+from kvtransfer.frames import Frame, decode_header
+from kvtransfer.messages import Admitted, ChunkHeader, Claim, Done, Pull
+from kvtransfer.protocol import FROM_READER, State
+from protos import worker_pb2 as wire
+from protos.outbox import Outbox
+from protos.session_server import SessionServer
+
+WORKERS = ("prefill_worker", "decode_worker", "deploy.colocated")
+"""The modules that are interposed."""
+SESSION = "session"
+"""The messages of sessions with routers, either way; and their connections."""
+MESSAGES: dict[State, type] = {
+    State.CONNECTED: Claim,
+    State.CLAIMED: Admitted,
+    State.ADMITTED: Pull,
+    State.STREAMING: ChunkHeader,
+    State.ENDED: Done,
+}
+"""State of a transfer → the message that is harmed in it."""
+ANSWERS_AT = "run"
+"""The name of the socket that is told of orders done."""
+_GARBAGE = b"\xc1" * 16
+
+
+class Harm(enum.Enum):
+    """What happens to a message or its connection."""
+
+    RESET = "reset"
+    DELAY = "delay"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """To be done to the next such message: `what` is SESSION or the name of a message's type."""
+
+    number: int
+    harm: Harm
+    what: str
+    seconds: float
+
+    def encode(self) -> bytes:
+        return json.dumps({**asdict(self), "harm": self.harm.value}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Order:
+        fields = json.loads(data)
+        return cls(**{**fields, "harm": Harm(fields["harm"])})
+
+
+def role_of(state: State, harm: Harm) -> str:
+    """The role of the worker that can do it: who receives the message, or packs the chunk."""
+    message = MESSAGES[state]
+    at_source = message in FROM_READER or (message, harm) == (ChunkHeader, Harm.CORRUPT)
+    return "prefill" if at_source else "decode"
+
+
+def interpose(folder: Path) -> None:
+    """Write into `folder`, for PYTHONPATH, what brings workers under orders from there."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        f"if any(name in sys.orig_argv for name in {WORKERS!r}):\n"
+        "    from benchmarks.chaos_wire import obey\n"
+        f"    obey({str(folder)!r})\n"
+    )
+
+
+def obey(folder: str) -> None:
+    """Take orders in this process from now on."""
+    orders = _Orders(folder)
+    _harm_transfers(orders)
+    _harm_sessions(orders)
+    threading.Thread(target=orders.listen, name="chaos", daemon=True).start()
+
+
+class _Orders:
+    """What is to be done next. Given by a thread, taken by the loop."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"{folder}/{os.getpid()}")
+        self._order: Order | None = None
+        self._lock = threading.Lock()
+
+    def listen(self) -> None:
+        """Take what comes: an order, or nothing, which takes the last one back."""
+        while True:
+            data = self._socket.recv(4096)
+            order = Order.decode(data) if data else None
+            with self._lock:
+                self._order = order
+            if order is not None and (order.what, order.harm) == (SESSION, Harm.RESET):
+                self.take(SESSION, Harm.RESET)
+                _cut_sessions()
+
+    def take(self, what: str, *harms: Harm) -> Order | None:
+        """The order for such a message, once, if it is one of `harms`."""
+        with self._lock:
+            order = self._order
+            if order is None or order.what != what or order.harm not in harms:
+                return None
+            self._order = None
+        self._socket.sendto(str(order.number).encode(), f"{self._folder}/{ANSWERS_AT}")
+        return order
+
+
+def _cut_sessions() -> None:
+    """Shut down, under gRPC's hands, what this process has accepted at its own address."""
+    address = next(a for a in sys.argv if a.startswith("--address=unix:"))
+    path = address.removeprefix("--address=unix:")
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(entry))) as one:
+                listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if one.getsockname() == path and not listens:
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # no socket, or gone
+
+
+# ---- transfers ----
+
+
+def _harm_transfers(orders: _Orders) -> None:
+    shm, stream = shm_transport, grpc_transport
+
+    def cut_shm(channel: Any) -> None:
+        channel._stream._socket.shutdown(socket.SHUT_RDWR)
+
+    def cut_call(channel: Any) -> None:
+        if isinstance(channel, stream._ReaderChannel):
+            channel.cancel()
+        else:
+            raise ChannelClosed("cut by the chaos run")
+
+    for ends in (shm._SourceChannel, shm._ReaderChannel):
+        _patch(ends, "recv", _received(orders, ends.recv, cut_shm))
+    _patch(stream._ByteChannel, "recv", _received(orders, stream._ByteChannel.recv, cut_call))
+    _patch(shm._SourceChannel, "pack", _packed_in_place(orders, shm._SourceChannel.pack))
+    _patch(stream._SourceChannel, "pack", _packed(orders, stream._SourceChannel.pack))
+
+
+def _patch(owner: type, name: str, function: Any) -> None:
+    setattr(owner, name, function)
+
+
+def _received(orders: _Orders, recv: Any, cut: Callable[[Any], None]) -> Any:
+    async def harmed(channel: Any) -> Frame:
+        frame: Frame = await recv(channel)
+        what = type(frame.message).__name__
+        harms = [Harm.RESET, Harm.DELAY]
+        if not isinstance(frame.message, ChunkHeader):
+            harms.append(Harm.CORRUPT)
+        order = orders.take(what, *harms)
+        if order is None:
+            return frame
+        match order.harm:
+            case Harm.RESET:
+                cut(channel)
+            case Harm.DELAY:
+                await asyncio.sleep(order.seconds)
+            case Harm.CORRUPT:
+                decode_header(_GARBAGE)
+        return frame
+
+    return harmed
+
+
+def _packed_in_place(orders: _Orders, pack: Any) -> Any:
+    def harmed(channel: Any, chunk: ChunkHeader, arrays: Any) -> Packed:
+        packed: Packed = pack(channel, chunk, arrays)
+        if orders.take(ChunkHeader.__name__, Harm.CORRUPT):
+            channel._segment.slot(chunk.slot, 1)[0] ^= 1
+        return packed
+
+    return harmed
+
+
+def _packed(orders: _Orders, pack: Any) -> Any:
+    def harmed(channel: Any, chunk: ChunkHeader, arrays: Any) -> Packed:
+        packed: Packed = pack(channel, chunk, arrays)
+        if not orders.take(ChunkHeader.__name__, Harm.CORRUPT):
+            return packed
+        content = bytearray(packed.content)
+        content[-1] ^= 1  # the payload comes last
+        return Packed(packed.header, bytes(content))
+
+    return harmed
+
+
+# ---- sessions ----
+
+
+def _harm_sessions(orders: _Orders) -> None:
+    take, read, handler = Outbox.take, SessionServer._read, SessionServer.handler
+
+    async def late_take(outbox: Outbox, wait_s: float) -> wire.Step:
+        step = await take(outbox, wait_s)
+        if order := orders.take(SESSION, Harm.DELAY):
+            await asyncio.sleep(order.seconds)
+        return step
+
+    async def late(requests: AsyncIterator[wire.Down]) -> AsyncIterator[wire.Down]:
+        async for down in requests:
+            if order := orders.take(SESSION, Harm.DELAY):
+                await asyncio.sleep(order.seconds)
+            yield down
+
+    async def late_read(server: SessionServer, requests: Any, session: Any) -> None:
+        await read(server, late(requests), session)
+
+    def garbled(server: SessionServer) -> grpc.GenericRpcHandler:
+        return _Garbled(handler(server), orders)
+
+    _patch(Outbox, "take", late_take)
+    _patch(SessionServer, "_read", late_read)
+    _patch(SessionServer, "handler", garbled)
+
+
+class _Garbled(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A service some of whose messages are garbage."""
+
+    def __init__(self, inner: grpc.GenericRpcHandler, orders: _Orders) -> None:
+        self._inner = inner
+        self._orders = orders
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        method = self._inner.service(details)
+        if method is None:
+            return None
+        deserialize, serialize = method.request_deserializer, method.response_serializer
+
+        def received(data: bytes) -> Any:
+            return deserialize(_GARBAGE if self._orders.take(SESSION, Harm.CORRUPT) else data)
+
+        def sent(message: Any) -> bytes:
+            garbage = self._orders.take(SESSION, Harm.CORRUPT)
+            return _GARBAGE if garbage else serialize(message)
+
+        return method._replace(request_deserializer=received, response_serializer=sent)
