@@ -155,8 +155,7 @@ def _harm_transfers(orders: _Orders) -> None:
     def cut_call(channel: Any) -> None:
         if isinstance(channel, stream._ReaderChannel):
             channel.cancel()
-        else:
-            raise ChannelClosed("cut by the chaos run")
+        raise ChannelClosed("cut by the chaos run")
 
     for ends in (shm._SourceChannel, shm._ReaderChannel):
         _patch(ends, "recv", _received(orders, ends.recv, cut_shm))
@@ -225,25 +224,26 @@ def _harm_sessions(orders: _Orders) -> None:
             await asyncio.sleep(order.seconds)
         return step
 
-    async def late(requests: AsyncIterator[wire.Down]) -> AsyncIterator[wire.Down]:
-        async for down in requests:
-            if order := orders.take(SESSION, Harm.DELAY):
+    async def harmed(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for data in requests:
+            order = orders.take(SESSION, Harm.DELAY, Harm.CORRUPT)
+            if order is not None and order.harm is Harm.DELAY:
                 await asyncio.sleep(order.seconds)
-            yield down
+            yield data if order is None or order.harm is Harm.DELAY else _GARBAGE
 
-    async def late_read(server: SessionServer, requests: Any, session: Any) -> None:
-        await read(server, late(requests), session)
+    async def harmed_read(server: SessionServer, requests: Any, session: Any) -> None:
+        await read(server, harmed(requests), session)
 
     def garbled(server: SessionServer) -> grpc.GenericRpcHandler:
         return _Garbled(handler(server), orders)
 
     _patch(Outbox, "take", late_take)
-    _patch(SessionServer, "_read", late_read)
+    _patch(SessionServer, "_read", harmed_read)
     _patch(SessionServer, "handler", garbled)
 
 
 class _Garbled(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A service some of whose messages are garbage."""
+    """A service some of whose answers are garbage."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, orders: _Orders) -> None:
         self._inner = inner
@@ -253,13 +253,10 @@ class _Garbled(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = self._inner.service(details)
         if method is None:
             return None
-        deserialize, serialize = method.request_deserializer, method.response_serializer
-
-        def received(data: bytes) -> Any:
-            return deserialize(_GARBAGE if self._orders.take(SESSION, Harm.CORRUPT) else data)
+        serialize = method.response_serializer
 
         def sent(message: Any) -> bytes:
             garbage = self._orders.take(SESSION, Harm.CORRUPT)
             return _GARBAGE if garbage else serialize(message)
 
-        return method._replace(request_deserializer=received, response_serializer=sent)
+        return method._replace(response_serializer=sent)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from engine.types import (
     COLOCATED,
@@ -105,6 +106,25 @@ class StepUpdate:
     load: Load | None
     draining: bool
     transfers: Transfers
+
+
+# ---- messages ----
+
+
+def parse_down(data: bytes) -> wire.Down:
+    """A router's message. Raises WireError for bytes that are none."""
+    try:
+        return wire.Down.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are no message: {error}") from None
+
+
+def parse_up(data: bytes) -> wire.Up:
+    """A worker's message. Raises WireError for bytes that are none."""
+    try:
+        return wire.Up.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are no message: {error}") from None
 
 
 # ---- tokens ----

@@ -21,6 +21,7 @@ from protos.codec import (
     decode_step,
     decode_welcome,
     encode_start,
+    parse_up,
 )
 from protos.session_server import SERVICE
 
@@ -115,7 +116,6 @@ class WorkerSession:
             open_stream = channel.stream_stream(
                 f"/{SERVICE}/Session",
                 request_serializer=wire.Down.SerializeToString,
-                response_deserializer=wire.Up.FromString,
             )
             self._outgoing = asyncio.Queue()
             hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)
@@ -135,9 +135,10 @@ class WorkerSession:
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
         welcomed: WorkerInfo | None = None
         while True:
-            up = await _read(stream)
-            if up is grpc.aio.EOF:
+            data = await _read(stream)
+            if data is grpc.aio.EOF:
                 raise SessionLost("it has drained" if self.draining else "closed by the worker")
+            up = parse_up(data)  # here: gRPC would log a traceback and hand on None
             match up.WhichOneof("message"):
                 case "welcome" if welcomed is None:
                     welcomed = decode_welcome(up.welcome)

@@ -25,6 +25,7 @@ from protos.codec import (
     decode_start,
     encode_load,
     encode_welcome,
+    parse_down,
 )
 from protos.outbox import Outbox, OutboxFull
 from protos.transfer_codec import Transfers
@@ -147,7 +148,7 @@ class SessionServer:
     # ---- the stream ----
 
     async def _serve(
-        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         session = _Session()
         self._sessions.add(session)
@@ -176,9 +177,10 @@ class SessionServer:
                 self._service.abort(attempt)
 
     async def _greet(
-        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        first = await anext(requests, None)
+        data = await anext(requests, None)
+        first = None if data is None else parse_down(data)
         if first is None or first.WhichOneof("message") != "hello":
             raise WireError("the first message is not Hello")
         if first.hello.protocol_version != PROTOCOL_VERSION:
@@ -190,8 +192,9 @@ class SessionServer:
         # The snapshot of cached hashes: this worker caches none, so one empty last piece.
         await context.write(wire.Up(cache_snapshot=wire.CacheSnapshot(last=True)))
 
-    async def _read(self, requests: AsyncIterator[wire.Down], session: _Session) -> None:
-        async for down in requests:
+    async def _read(self, requests: AsyncIterator[bytes], session: _Session) -> None:
+        async for data in requests:
+            down = parse_down(data)
             match down.WhichOneof("message"):
                 case "start":
                     self._start(down.start, session)
@@ -257,7 +260,6 @@ class SessionServer:
             {
                 "Session": grpc.stream_stream_rpc_method_handler(
                     serve,
-                    request_deserializer=wire.Down.FromString,
                     response_serializer=wire.Up.SerializeToString,
                 )
             },
