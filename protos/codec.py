@@ -97,7 +97,8 @@ class RejectedAttempt:
 class StepUpdate:
     """A decoded Step. `load` is None when the message carries none.
 
-    `transfers` is empty when they are what the worker told last.
+    `transfers` is empty when they are what the worker told last. `dropped` counts messages of
+    routers that it had no use for, since its epoch began.
     """
 
     deltas: tuple[TokenDelta, ...]
@@ -106,6 +107,7 @@ class StepUpdate:
     load: Load | None
     draining: bool
     transfers: Transfers
+    dropped: int = 0
 
 
 # ---- messages ----
@@ -362,7 +364,7 @@ def encode_rejected(attempt: AttemptId, reason: str) -> wire.Rejected:
     return wire.Rejected(request_id=attempt.request_id, attempt=attempt.attempt, reason=reason)
 
 
-def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Load:
+def encode_load(load: Load, *, draining: bool, transfers: Transfers, dropped: int = 0) -> wire.Load:
     return wire.Load(
         waiting=load.waiting,
         running=load.running,
@@ -375,6 +377,7 @@ def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Loa
         compiles=load.compiles,
         export_limited=load.export_limited,
         draining=draining,
+        dropped=dropped,
         transfers=encode_transfers(transfers),
     )
 
@@ -405,4 +408,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         load,
         message.load.draining,
         decode_transfers(message.load.transfers),
+        message.load.dropped,
     )

@@ -55,7 +55,8 @@ class SessionListener(Protocol):
 class WorkerSession:
     """A session with the worker at `address` ("unix:/path" or "host:port").
 
-    `info` is None unless the session is open; `load` is the last one told.
+    `info` is None unless the session is open; `load` is the last one told; `garbled` counts
+    sessions that have ended by a message of the worker's that is none of this protocol.
     """
 
     def __init__(self, address: str, router_id: str, listener: SessionListener) -> None:
@@ -63,6 +64,7 @@ class WorkerSession:
         self.info: WorkerInfo | None = None
         self.load = Load()
         self.draining = False
+        self.garbled = 0
         self._router_id = router_id
         self._listener = listener
         self._outgoing: asyncio.Queue[wire.Down | None] = asyncio.Queue()
@@ -87,6 +89,7 @@ class WorkerSession:
             try:
                 await self._one_session()
             except (grpc.aio.AioRpcError, WireError, SessionLost) as error:
+                self.garbled += isinstance(error, WireError)
                 if self.info is not None:
                     wait_s = _RETRY_FIRST_S
                     self._end(_reason(error))

@@ -68,12 +68,17 @@ class _Session:
 
 
 class SessionServer:
-    """Serves Worker.Session to any number of routers. Lives on one asyncio loop."""
+    """Serves Worker.Session to any number of routers. Lives on one asyncio loop.
+
+    `dropped` counts messages that were of no use: repeated, late, of attempts that are not the
+    router's, or none of this protocol, which cost their session.
+    """
 
     def __init__(self, info: WorkerInfo, service: WorkerService) -> None:
         self._info = info
         self._service = service
         self._owners: dict[AttemptId, _Session] = {}
+        self.dropped = 0
         self._draining = False
         self._patience_ends = 0.0  # on the loop's clock, while draining
         self._sessions: set[_Session] = set()
@@ -168,6 +173,7 @@ class SessionServer:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         except WireError as error:
+            self.dropped += 1
             log.warning("closing a session: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -203,6 +209,8 @@ class SessionServer:
                     if self._owners.get(attempt) is session:
                         self.forget(attempt)
                         self._service.abort(attempt)
+                    else:
+                        self.dropped += 1
                 case "drain":
                     session.knows_of_drain = True
                     if not self._draining:
@@ -215,12 +223,14 @@ class SessionServer:
         attempt = decode_attempt(message.request_id, message.attempt)
         owner = self._owners.get(attempt)
         if owner is session:
-            return  # repeated
+            self.dropped += 1  # repeated
+            return
         try:
             if owner is not None:
                 raise WireError("another router has an attempt of that name here")
             order = decode_start(message)
         except WireError as error:  # costs this attempt, not the others of the session
+            self.dropped += 1
             session.outbox.add_failure(Failure(attempt, FailureCode.INVALID, str(error)))
             return
         self._owners[order.attempt] = session
@@ -246,8 +256,10 @@ class SessionServer:
             wait_s = LOAD_INTERVAL_S
             transfers = self._service.transfers()
             news = {} if transfers == told else transfers
-            load = encode_load(self._service.load(), draining=self._draining, transfers=news)
-            step.load.CopyFrom(load)
+            load = self._service.load()
+            step.load.CopyFrom(
+                encode_load(load, draining=self._draining, transfers=news, dropped=self.dropped)
+            )
             told = transfers
             await context.write(wire.Up(step=step))
             session.writing = False

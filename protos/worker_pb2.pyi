@@ -228,7 +228,7 @@ class Rejected(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers", "dropped")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Load(_message.Message):
     COMPILES_FIELD_NUMBER: _ClassVar[int]
     EXPORT_LIMITED_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -253,7 +254,8 @@ class Load(_message.Message):
     compiles: int
     export_limited: bool
     transfers: _containers.RepeatedCompositeFieldContainer[TransferCounts]
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ...) -> None: ...
+    dropped: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class TransferCounts(_message.Message):
     __slots__ = ("transport", "roles", "transfers", "chunks", "bytes", "seconds", "skipped_tokens", "overlap_bytes", "overlap_seconds", "fallbacks", "waiting", "reads", "failures")

@@ -318,7 +318,9 @@ class Dispatcher:
         """Hand a step's news to the flights they belong to; those of ended ones are dropped."""
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
-            if flight is not None:
+            if flight is None:
+                self._pool.drops.late += 1
+            else:
                 flight.deliver(delta)
                 if flight.unread > MAX_UNREAD_TOKENS:
                     # The workers are told at once: the client may not read for long.

@@ -1,4 +1,4 @@
-"""The listed workers' states and restarts, for Prometheus."""
+"""The listed workers' states, restarts and dropped messages, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.workers import STATES, WorkerPool
 
 
 class WorkerCollector(Collector):
-    """Exports `hexserve:workers` by state and `hexserve:worker_restarts`, as they are then."""
+    """Exports the workers by state, their restarts and dropped messages, as they are then."""
 
     def __init__(self, pool: WorkerPool, labels: Mapping[str, str]) -> None:
         self._pool = pool
@@ -33,3 +33,12 @@ class WorkerCollector(Collector):
         )
         restarts.add_metric(list(self._labels.values()), self._pool.restarts())
         yield restarts
+        dropped = CounterMetricFamily(
+            "hexserve:dropped_messages",
+            "Messages of sessions that were dropped: tokens of ended attempts (late), what was no "
+            "message (garbled), and what workers had no use for (by_worker).",
+            labels=[*self._labels, "kind"],
+        )
+        for kind, count in self._pool.dropped().items():
+            dropped.add_metric([*self._labels.values(), kind], count)
+        yield dropped

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from engine.types import COLOCATED, AttemptId, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
+from router.drops import Drops
 from router.errors import BadRequest, Unavailable
 from router.fields import show
 from router.load import PoolLoad
@@ -96,6 +97,7 @@ class WorkerPool:
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
+        self.drops = Drops()
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
@@ -242,6 +244,11 @@ class WorkerPool:
         """How often workers have been started again, as far as it is known."""
         return sum(supervision.restarts for supervision in self._supervised.values())
 
+    def dropped(self) -> Mapping[str, int]:
+        """How many messages have been dropped, by kind."""
+        garbled = sum(session.garbled for session in self._sessions)
+        return {"late": self.drops.late, "garbled": garbled, "by_worker": self.drops.by_workers}
+
     # ---- SessionListener ----
 
     def opened(self, session: WorkerSession) -> None:
@@ -278,6 +285,8 @@ class WorkerPool:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
+        if session.info is not None and update.load is not None:
+            self.drops.take(session.address, session.info.epoch, update.dropped)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)
         if update.load is not None:

@@ -22,6 +22,7 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router.dispatch import Dispatcher
+from router.drops import Drops
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
 
@@ -62,6 +63,7 @@ class FakePool:
         self.complete = True
         self.was_complete = True
         self.closing = False
+        self.drops = Drops()
         self._changed = asyncio.Event()
 
     def change(self, *workers: FakeWorker) -> None:
