@@ -35,9 +35,9 @@ from rich.table import Table
 from benchmarks.chaos_aborts import draw_leaving, leave_at_random
 from benchmarks.chaos_faults import Victims, plan_faults, running
 from benchmarks.chaos_leaks import Held, held_by, surplus
+from benchmarks.chaos_orders import interpose
 from benchmarks.chaos_report import Outcome
 from benchmarks.chaos_requests import Answer, ask, draw_bodies, keep_asking
-from benchmarks.chaos_wire import interpose
 from benchmarks.logged_process import LoggedProcess, StartError, running_command
 from benchmarks.report import print_line
 from benchmarks.stats import host_info

@@ -1,13 +1,14 @@
 """Faults for the chaos run: what is done to a worker, and at which moment.
 
-A moment is named by the state that a sequence of the worker is in then, which /health shows, or
-by that of a transfer, which only the worker's process knows (benchmarks.chaos_wire).
+A moment is named by the state that a sequence of the worker enters then, or a transfer is in.
+Only the worker's process knows it, so it is the one that acts, by order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import enum
 import os
 import random
@@ -15,23 +16,27 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.chaos_wire import ANSWERS_AT, MESSAGES, SESSION, Harm, Order, role_of
+from benchmarks.chaos_orders import (
+    ANSWERS_AT,
+    MESSAGES,
+    PROCESS,
+    SESSION,
+    Harm,
+    Order,
+    role_of,
+)
 
 POINT_WITHIN_S = 2.0
 """How long a point is waited for; then the fault is done anyway, or not at all to a transfer."""
-_POLL_S = 0.005
 _LASTS_S = (0.2, 4.0)
 """Of a stop and of a delay: some are shorter than the silence that routers bear, some longer."""
-
-Health = Mapping[str, Any]
-"""One worker of /health's list."""
 
 
 class Fault(enum.Enum):
@@ -66,21 +71,20 @@ ON_TRANSFERS = {
 }
 
 
-def _blocks(worker: Health, state: str) -> int:
-    count: int = worker["blocks"][state]
-    return count
-
-
-POINTS: dict[str, tuple[str, Callable[[Health], bool]]] = {
-    "waiting": ("prefill", lambda w: w["waiting"] > 0),
-    "prefilling": ("prefill", lambda w: _blocks(w, "running") > 0),
-    "exported": ("prefill", lambda w: _blocks(w, "exported") > 0),
-    "importing": ("decode", lambda w: _blocks(w, "running") > 0 and w["running"] == 0),
-    "decoding": ("decode", lambda w: w["running"] > 0),
+ON_PROCESSES = {
+    Fault.KILL: Harm.KILL,
+    Fault.STOP: Harm.STOP,
+    Fault.HANG: Harm.STOP,
+    Fault.DRAIN: Harm.END,
 }
-"""State of a sequence → the role whose worker it is looked for at, and how it shows."""
-
-
+POINTS = {
+    "waiting": "prefill",
+    "prefilling": "prefill",
+    "exported": "prefill",
+    "importing": "decode",
+    "decoding": "decode",
+}
+"""State of a sequence → the role whose worker has it then."""
 TRANSFER_POINTS = {state.value: state for state in MESSAGES}
 """State of a transfer, by its name."""
 
@@ -131,7 +135,7 @@ class Victims:
     def __init__(
         self, http: httpx.AsyncClient, url: str, log: Callable[[], str], folder: Path
     ) -> None:
-        """`folder` is where worker processes take orders, see chaos_wire.interpose."""
+        """`folder` is where worker processes take orders, see chaos_orders.interpose."""
         self._http = http
         self._url = url
         self._log = log
@@ -159,61 +163,41 @@ class Victims:
         return workers
 
     async def do(self, plan: Plan) -> DoneFault | None:
-        """Wait for a plan's point and do its fault there.
+        """Have a worker do a plan's fault to itself at its point.
 
-        None when no worker of the role is ready, or no such message of a transfer came.
+        Where the point is not reached in time, it is done then; but not to a transfer, as there
+        was none. None for that, and when no worker of the role is ready.
         """
-        if plan.fault in ON_TRANSFERS:
-            return await self._harm_transfer(plan, ON_TRANSFERS[plan.fault])
-        role, shows = POINTS[plan.point]
-        deadline = time.monotonic() + POINT_WITHIN_S
-        while True:
-            able = await self._able(role)
-            there = [w for w in able if shows(w)]
-            if there or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(_POLL_S)
+        order, role = self._order(plan)
+        able = [w for w in await self.workers() if w["state"] == "ready" and role in w["roles"]]
         if not able:
             return None
-        name = _pick(there or able, plan)
-        at = time.monotonic()
-        if plan.fault in ON_SESSIONS:
-            if not await self._order(name, ON_SESSIONS[plan.fault], SESSION, plan.lasts_s):
-                return None
-        else:
-            self._harm_process(self.pids(name)[-1], plan)
-        return DoneFault(plan.fault, plan.point, name, at, bool(there))
-
-    def _harm_process(self, pid: int, plan: Plan) -> None:
-        match plan.fault:
-            case Fault.KILL:
-                send(pid, signal.SIGKILL)
-            case Fault.DRAIN:
-                send(pid, signal.SIGTERM)
-            case Fault.HANG:
-                send(pid, signal.SIGSTOP)
-            case Fault.STOP:
-                send(pid, signal.SIGSTOP)
-                self._conts.append(asyncio.create_task(_wake(pid, plan.lasts_s)))
-
-    async def _harm_transfer(self, plan: Plan, harm: Harm) -> DoneFault | None:
-        state = TRANSFER_POINTS[plan.point]
-        able = await self._able(role_of(state, harm))
-        if not able:
+        name = able[int(plan.pick * len(able))]["name"]
+        pid = self.pids(name)[-1]
+        met = done = await self._obeyed(pid, order)
+        if not met and order.at:
+            done = await self._obeyed(pid, dataclasses.replace(order, at=""))
+        if not done:
             return None
-        name = _pick(able, plan)
-        if not await self._order(name, harm, MESSAGES[state].__name__, plan.lasts_s):
-            return None
-        return DoneFault(plan.fault, plan.point, name, time.monotonic(), True)
+        if plan.fault is Fault.STOP:
+            self._conts.append(asyncio.create_task(_wake(pid, plan.lasts_s)))
+        return DoneFault(plan.fault, plan.point, name, time.monotonic(), met)
 
-    async def _able(self, role: str) -> list[dict[str, Any]]:
-        return [w for w in await self.workers() if w["state"] == "ready" and role in w["roles"]]
-
-    async def _order(self, name: str, harm: Harm, what: str, lasts_s: float) -> bool:
-        """Whether a worker has done it in time; if not, it is taken back."""
+    def _order(self, plan: Plan) -> tuple[Order, str]:
+        """What is to be done, and by a worker of which role."""
         self._orders += 1
-        order = Order(self._orders, harm, what, lasts_s)
-        to = str(self._folder / str(self.pids(name)[-1]))
+        if (harm := ON_TRANSFERS.get(plan.fault)) is not None:
+            state = TRANSFER_POINTS[plan.point]
+            what = MESSAGES[state].__name__
+            return Order(self._orders, harm, what, plan.lasts_s), role_of(state, harm)
+        harm = ON_PROCESSES.get(plan.fault)
+        what = SESSION if harm is None else PROCESS
+        harm = harm or ON_SESSIONS[plan.fault]
+        return Order(self._orders, harm, what, plan.lasts_s, plan.point), POINTS[plan.point]
+
+    async def _obeyed(self, pid: int, order: Order) -> bool:
+        """Whether a worker has done it in time; if not, it is taken back."""
+        to = str(self._folder / str(pid))
         loop = asyncio.get_running_loop()
         try:
             self._answers.sendto(order.encode(), to)
@@ -231,11 +215,6 @@ class Victims:
     async def settle(self) -> None:
         """Until every process that was stopped for a while has been woken."""
         await asyncio.gather(*self._conts)
-
-
-def _pick(workers: list[dict[str, Any]], plan: Plan) -> str:
-    name: str = workers[int(plan.pick * len(workers))]["name"]
-    return name
 
 
 async def _wake(pid: int, after_s: float) -> None:

@@ -16,6 +16,7 @@ import pytest
 from benchmarks import chaos
 from benchmarks.chaos_aborts import draw_leaving
 from benchmarks.chaos_faults import (
+    ON_PROCESSES,
     ON_SESSIONS,
     ON_TRANSFERS,
     POINTS,
@@ -26,22 +27,23 @@ from benchmarks.chaos_faults import (
     plan_faults,
 )
 from benchmarks.chaos_leaks import SPARE, Held, held_by, resident_bytes, surplus
+from benchmarks.chaos_orders import MESSAGES, Harm
 from benchmarks.chaos_report import MOST_GROWTH, Outcome
 from benchmarks.chaos_requests import Answer, Choice, Tally, draw_bodies
-from benchmarks.chaos_wire import MESSAGES, Harm
 from engine.sequence import SequenceState
 from kvtransfer.protocol import TRANSITIONS, State
 
 
 def test_every_state_that_a_sequence_can_be_lost_in_has_a_fault() -> None:
     assert set(POINTS) == {state.value for state in SequenceState} - {SequenceState.ENDED.value}
-    assert set(WEIGHTS) == set(Fault)
+    assert set(WEIGHTS) == set(Fault) == {*ON_PROCESSES, *ON_SESSIONS, *ON_TRANSFERS}
 
 
 def test_every_state_that_a_transfer_can_be_lost_in_has_a_fault() -> None:
     assert set(TRANSFER_POINTS.values()) == {state for state in State if not state.over}
     assert all(step in TRANSITIONS for step in MESSAGES.items()), "each is sent in its state"
-    assert set(ON_TRANSFERS.values()) == set(ON_SESSIONS.values()) == set(Harm)
+    on_processes = set(ON_PROCESSES.values())
+    assert set(ON_TRANSFERS.values()) == set(ON_SESSIONS.values()) == set(Harm) - on_processes
 
 
 def test_a_seed_draws_the_same_requests_faults_and_leavings() -> None:

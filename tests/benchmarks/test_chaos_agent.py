@@ -1,9 +1,10 @@
-"""benchmarks.chaos_wire: each harm is done to the message it names, once, and is overcome."""
+"""benchmarks.chaos_agent: each harm is done to what it names, once, and is overcome."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -12,13 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chaos_wire
-from benchmarks.chaos_wire import ANSWERS_AT, MESSAGES, SESSION, Harm, Order, interpose
+from benchmarks import chaos_agent
+from benchmarks.chaos_orders import (
+    ANSWERS_AT,
+    MESSAGES,
+    PROCESS,
+    SESSION,
+    WORKERS,
+    Harm,
+    Order,
+    interpose,
+)
+from deploy.processes import plan_processes
+from engine.sequence import SequenceState
 from kvtransfer import IntegrityError, KVTransferError
 from kvtransfer.messages import ChunkHeader
 from kvtransfer.protocol import State
+from settings.config import Topology
 from tests.kvtransfer.harness import linked
 from tests.protos.sessions import eventually, order, router, serving
+from tests.services.deployment import deployment, expected, prompt_of
 
 
 class Orders:
@@ -28,12 +42,12 @@ class Orders:
         self.answers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.answers.bind(str(folder / ANSWERS_AT))
         self.answers.settimeout(5)
-        self.inner = chaos_wire._Orders(str(folder))
+        self.inner = chaos_agent._Orders(str(folder))
         self.number = 0
 
-    def give(self, what: str, harm: Harm, seconds: float = 0.0) -> None:
+    def give(self, what: str, harm: Harm, seconds: float = 0.0, at: str = "") -> None:
         self.number += 1
-        self.inner._order = Order(self.number, harm, what, seconds)
+        self.inner.give(Order(self.number, harm, what, seconds, at))
 
     def done(self) -> bool:
         """Whether the last one was done; told by now, if so."""
@@ -50,22 +64,23 @@ class Orders:
 def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Orders]:
     with tempfile.TemporaryDirectory(prefix="hs") as folder:
         given = Orders(Path(folder))
-        monkeypatch.setattr(chaos_wire, "_patch", monkeypatch.setattr)
+        monkeypatch.setattr(chaos_agent, "_patch", monkeypatch.setattr)
         monkeypatch.setattr("kvtransfer.fetch.CONFIRM_S", 0.05)
         monkeypatch.setattr("kvtransfer.session.GOODBYE_S", 0.05)
-        chaos_wire._harm_transfers(given.inner)
-        chaos_wire._harm_sessions(given.inner)
+        chaos_agent._watch_sequences(given.inner)
+        chaos_agent._harm_transfers(given.inner)
+        chaos_agent._harm_sessions(given.inner)
         yield given
         given.close()
 
 
 def test_an_order_comes_as_it_was_given() -> None:
-    given = Order(7, Harm.DELAY, SESSION, 0.5)
+    given = Order(7, Harm.DELAY, SESSION, 0.5, "decoding")
     assert Order.decode(given.encode()) == given
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-@pytest.mark.parametrize("harm", Harm)
+@pytest.mark.parametrize("harm", [Harm.RESET, Harm.DELAY, Harm.CORRUPT])
 @pytest.mark.parametrize("state", MESSAGES)
 async def test_a_transfer_is_harmed_in_its_state(
     orders: Orders, state: State, harm: Harm, transport: str
@@ -109,17 +124,42 @@ async def test_a_session_is_cut_under_the_hands_of_grpc(
 ) -> None:
     async with serving() as (address, worker, _), router(address) as mine:
         monkeypatch.setattr(sys, "argv", ["worker", f"--address={address}"])
-        await asyncio.to_thread(chaos_wire._cut_sessions)
+        orders.give(SESSION, Harm.RESET)
+        assert orders.done()
         await mine.opened(2)
         assert len(mine.heard.losses) == 1
         mine.session.start(order("a"))
         await eventually(lambda: len(worker.started) == 1)
 
 
+@pytest.mark.parametrize("state", [s for s in SequenceState if s is not SequenceState.ENDED])
+async def test_a_process_is_harmed_as_a_sequence_enters_a_state(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch, state: SequenceState
+) -> None:
+    sent: list[tuple[int, signal.Signals]] = []
+    monkeypatch.setattr(chaos_agent.os, "kill", lambda pid, number: sent.append((pid, number)))
+    async with deployment("1,1") as served:
+        orders.give(PROCESS, Harm.END, at=state.value)
+        assert not sent
+        assert await served.ask(prompt_of(9)) == expected(prompt_of(9), 8)
+        assert sent == [(os.getpid(), signal.SIGTERM)]
+        assert orders.done()
+
+
+async def test_a_session_is_harmed_by_the_message_after_a_state(orders: Orders) -> None:
+    async with deployment("1,1") as served:
+        orders.give(SESSION, Harm.DELAY, seconds=0.01, at="decoding")
+        await asyncio.sleep(0)
+        assert not orders.done()
+        assert await served.ask(prompt_of(9)) == expected(prompt_of(9), 8)
+        await eventually(orders.done)
+
+
 def test_workers_are_interposed_and_nobody_else(tmp_path: Path) -> None:
     interpose(tmp_path)
     code = (tmp_path / "sitecustomize.py").read_text()
     assert str(tmp_path) in code
-    compile(code, "sitecustomize.py", "exec")
-    exec(code)  # here nothing is imported: pytest is no worker
+    exec(compile(code, "sitecustomize.py", "exec"))  # nothing is done: pytest is no worker
     assert not (tmp_path / str(os.getpid())).exists()
+    modules = [worker.module for worker in plan_processes(Topology(1, 1), tmp_path)]
+    assert {*modules, plan_processes(None, tmp_path)[0].module} == set(WORKERS)

@@ -1,104 +1,43 @@
-"""Faults of the wire: what a worker process of the chaos run does to its own connections.
-
-Runs inside the worker, which knows nothing of it: `interpose` writes a module that Python imports
-at the start of every process below. Orders come by a datagram socket named after the process.
-"""
+"""Faults that a worker process of the chaos run does to itself; see benchmarks.chaos_orders."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import json
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from benchmarks.chaos_orders import ANSWERS_AT, PROCESS, SESSION, Harm, Order
+from engine.sequence import Sequence, SequenceState
 from kvtransfer import grpc_transport, shm_transport
 from kvtransfer.channel import ChannelClosed, Packed
 from kvtransfer.frames import Frame, decode_header
-from kvtransfer.messages import Admitted, ChunkHeader, Claim, Done, Pull
-from kvtransfer.protocol import FROM_READER, State
+from kvtransfer.messages import ChunkHeader
 from protos import worker_pb2 as wire
 from protos.outbox import Outbox
 from protos.session_server import SessionServer
 
-WORKERS = ("prefill_worker", "decode_worker", "deploy.colocated")
-"""The modules that are interposed."""
-SESSION = "session"
-"""The messages of sessions with routers, either way; and their connections."""
-MESSAGES: dict[State, type] = {
-    State.CONNECTED: Claim,
-    State.CLAIMED: Admitted,
-    State.ADMITTED: Pull,
-    State.STREAMING: ChunkHeader,
-    State.ENDED: Done,
-}
-"""State of a transfer → the message that is harmed in it."""
-ANSWERS_AT = "run"
-"""The name of the socket that is told of orders done."""
 _GARBAGE = b"\xc1" * 16
-
-
-class Harm(enum.Enum):
-    """What happens to a message or its connection."""
-
-    RESET = "reset"
-    DELAY = "delay"
-    CORRUPT = "corrupt"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """To be done to the next such message: `what` is SESSION or the name of a message's type."""
-
-    number: int
-    harm: Harm
-    what: str
-    seconds: float
-
-    def encode(self) -> bytes:
-        return json.dumps({**asdict(self), "harm": self.harm.value}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Order:
-        fields = json.loads(data)
-        return cls(**{**fields, "harm": Harm(fields["harm"])})
-
-
-def role_of(state: State, harm: Harm) -> str:
-    """The role of the worker that can do it: who receives the message, or packs the chunk."""
-    message = MESSAGES[state]
-    at_source = message in FROM_READER or (message, harm) == (ChunkHeader, Harm.CORRUPT)
-    return "prefill" if at_source else "decode"
-
-
-def interpose(folder: Path) -> None:
-    """Write into `folder`, for PYTHONPATH, what brings workers under orders from there."""
-    (folder / "sitecustomize.py").write_text(
-        "import sys\n"
-        f"if any(name in sys.orig_argv for name in {WORKERS!r}):\n"
-        "    from benchmarks.chaos_wire import obey\n"
-        f"    obey({str(folder)!r})\n"
-    )
 
 
 def obey(folder: str) -> None:
     """Take orders in this process from now on."""
     orders = _Orders(folder)
+    _watch_sequences(orders)
     _harm_transfers(orders)
     _harm_sessions(orders)
     threading.Thread(target=orders.listen, name="chaos", daemon=True).start()
 
 
 class _Orders:
-    """What is to be done next. Given by a thread, taken by the loop."""
+    """What is to be done next. Given by a thread; taken by the loop, or the engine's thread."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -111,22 +50,55 @@ class _Orders:
         """Take what comes: an order, or nothing, which takes the last one back."""
         while True:
             data = self._socket.recv(4096)
-            order = Order.decode(data) if data else None
-            with self._lock:
-                self._order = order
-            if order is not None and (order.what, order.harm) == (SESSION, Harm.RESET):
-                self.take(SESSION, Harm.RESET)
-                _cut_sessions()
+            self.give(Order.decode(data) if data else None)
+
+    def give(self, order: Order | None) -> None:
+        with self._lock:
+            self._order = order
+        if order is not None and not order.at:
+            self._at_once()
+
+    def entered(self, state: SequenceState) -> None:
+        """A sequence is in `state` now."""
+        order = self._order  # often none, and then no lock is worth its price
+        if order is None or order.at != state.value:
+            return
+        with self._lock:
+            if self._order is not order:
+                return
+            self._order = replace(order, at="")
+        self._at_once()
+
+    def _at_once(self) -> None:
+        """Do what waits for no message."""
+        if order := self.take(PROCESS, Harm.KILL, Harm.STOP, Harm.END):
+            os.kill(os.getpid(), signal.Signals[order.harm.value])
+        elif self.take(SESSION, Harm.RESET):
+            _cut_sessions()
 
     def take(self, what: str, *harms: Harm) -> Order | None:
         """The order for such a message, once, if it is one of `harms`."""
         with self._lock:
             order = self._order
-            if order is None or order.what != what or order.harm not in harms:
+            if order is None or order.at or order.what != what or order.harm not in harms:
                 return None
             self._order = None
         self._socket.sendto(str(order.number).encode(), f"{self._folder}/{ANSWERS_AT}")
         return order
+
+
+def _watch_sequences(orders: _Orders) -> None:
+    slot: Any = Sequence.state
+
+    def enter(sequence: Sequence, state: SequenceState) -> None:
+        slot.__set__(sequence, state)
+        orders.entered(state)
+
+    _patch(Sequence, "state", property(slot.__get__, enter))
+
+
+def _patch(owner: type, name: str, value: Any) -> None:
+    setattr(owner, name, value)
 
 
 def _cut_sessions() -> None:
@@ -162,10 +134,6 @@ def _harm_transfers(orders: _Orders) -> None:
     _patch(stream._ByteChannel, "recv", _received(orders, stream._ByteChannel.recv, cut_call))
     _patch(shm._SourceChannel, "pack", _packed_in_place(orders, shm._SourceChannel.pack))
     _patch(stream._SourceChannel, "pack", _packed(orders, stream._SourceChannel.pack))
-
-
-def _patch(owner: type, name: str, function: Any) -> None:
-    setattr(owner, name, function)
 
 
 def _received(orders: _Orders, recv: Any, cut: Callable[[Any], None]) -> Any:
