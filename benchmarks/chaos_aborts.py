@@ -63,7 +63,7 @@ async def leave_at_random(
                 async with asyncio.timeout(patience_s):
                     await ask(http, url, bodies[body], answer)
             except TimeoutError:
-                outcome.aborted["amid the answer" if answer.times else "before it"] += 1
+                outcome.aborted["amid the answer" if answer.choices else "before it"] += 1
             else:
                 outcome.aborted["served"] += 1
                 outcome.tally.add(answer, undisturbed[body])

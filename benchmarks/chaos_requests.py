@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -19,15 +20,17 @@ _LOGPROBS_TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Choice:
-    """One of the outputs of a request, as far as it was told."""
+    """One of the outputs of a request, as far as it was told, and when (monotonic seconds)."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
+    times: list[float] = field(default_factory=list)
 
     def take(self, told: dict[str, Any]) -> None:
         """Add a choice of an event, or of the whole answer."""
+        self.times.append(time.monotonic())
         self.text += told["text"]
         self.tokens += told["token_ids"]
         self.finish = told["finish_reason"] or self.finish
@@ -48,13 +51,12 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """What a client was told, whether event by event or at once. Times are monotonic seconds."""
+    """What a client was told, whether event by event or at once."""
 
     status: int = 0
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Any = None
     error: str | None = None
-    times: list[float] = field(default_factory=list)
 
     def take(self, event: dict[str, Any]) -> None:
         """Add an event of a stream, or the whole answer."""
@@ -62,7 +64,6 @@ class Answer:
             self.error = str(error.get("message", error))
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
-            self.times.append(time.monotonic())
             self.choices.setdefault(choice["index"], Choice()).take(choice)
 
     @property
@@ -71,11 +72,13 @@ class Answer:
         return self.status in ANNOUNCED
 
     def gap_around(self, moment: float) -> float | None:
-        """Seconds between the events before and after a moment; None where it had no two."""
-        for before, after in zip(self.times, self.times[1:], strict=False):
-            if before <= moment < after:
-                return after - before
-        return None
+        """Seconds between a choice's events before and after a moment, the most of all choices.
+
+        None where none had two.
+        """
+        pairs = (pair for c in self.choices.values() for pair in itertools.pairwise(c.times))
+        gaps = [after - before for before, after in pairs if before <= moment < after]
+        return max(gaps, default=None)
 
     def difference(self, other: Answer) -> str | None:
         """How this one differs from another to the same request; None when it does not."""

@@ -66,8 +66,8 @@ def test_a_seed_draws_the_same_requests_faults_and_leavings() -> None:
     assert 4 < sum(plan.after_s for plan in plans) / len(plans) < 6
 
 
-RIGHT_CHOICE = Choice("ab", [1, 2], [-0.5, -1.0], "length")
-RIGHT = Answer(200, {0: RIGHT_CHOICE, 1: RIGHT_CHOICE}, {"total_tokens": 7}, times=[1.0, 2.0])
+RIGHT_CHOICE = Choice("ab", [1, 2], [-0.5, -1.0], "length", [1.0, 2.0])
+RIGHT = Answer(200, {0: RIGHT_CHOICE, 1: RIGHT_CHOICE}, {"total_tokens": 7})
 
 
 @pytest.mark.parametrize(
