@@ -88,7 +88,7 @@ class _Orders:
 
 
 def _watch_sequences(orders: _Orders) -> None:
-    slot: Any = Sequence.state
+    slot = vars(Sequence)["state"]
 
     def enter(sequence: Sequence, state: SequenceState) -> None:
         slot.__set__(sequence, state)
@@ -210,7 +210,7 @@ def _harm_sessions(orders: _Orders) -> None:
     _patch(SessionServer, "handler", garbled)
 
 
-class _Garbled(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Garbled(grpc.GenericRpcHandler):
     """A service some of whose answers are garbage."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, orders: _Orders) -> None:

@@ -20,6 +20,7 @@ from checkpoint.config import read_config
 from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from checkpoint.tokenizer import Tokenizer
+from deploy.connections import PromptHTTPProtocol
 from deploy.signals import (
     Stop,
     Stopped,
@@ -187,6 +188,7 @@ async def running_router(
     server = _Server(
         uvicorn.Config(
             create_app(context),
+            http=PromptHTTPProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
