@@ -22,8 +22,10 @@ class Held:
     threads: int = 0
 
 
-SPARE = Held(sockets=2, segments=0, descriptors=6, threads=8)
-"""What a process may hold more of than at first: the pools of libraries grow with the load."""
+SPARE = Held(sockets=6, segments=0, descriptors=12, threads=8)
+"""What a process may hold more of than at first: the pools of libraries grow with the load, and
+a router was seen with four connections to workers more after one of them had hung.
+"""
 
 
 def held_by(pid: int) -> Held | None:
