@@ -1,12 +1,16 @@
-"""Does a deployment lose anything when its workers die, hang, or are told to end?
+"""Does a deployment lose anything when workers die, hang, are cut off, or told to end?
 
     python -m benchmarks.chaos [--minutes 1] [--seed 1] [--disagg_topo 2,2] [--model fake]
-        [--every-s 5] [--clients 6] [--json FILE] [--check]
+        [--dtype float32] [--every-s 5] [--clients 6] [--json FILE] [--check]
+    python -m benchmarks.chaos --aborts 10000 [--seed 1] [--disagg_topo 2,2] ...
 
 First every request is answered undisturbed, once. Then clients repeat them while faults happen
-to the worker processes, and each answer is compared. The seed draws requests and faults. With
---check, exit status 1 when a client saw an error other than 429 and 503 (before its answer
-began), when an answer differs, or when blocks, processes or sockets are left.
+to the worker processes, their sessions and their transfers, and each answer is compared. With
+--aborts, nothing but their clients disturbs the requests: most leave, at random moments.
+
+The seed draws requests, faults and leavings. With --check, exit status 1 when a client saw an
+error other than 429 and 503 (before its answer began), when an answer differs, when blocks,
+processes, sockets, threads or shared memory are left, or when memory grows under aborts.
 """
 
 from __future__ import annotations
@@ -20,9 +24,7 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,56 +32,22 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chaos_faults import POINTS, WEIGHTS, DoneFault, Victims, running
-from benchmarks.chaos_requests import Tally, ask, draw_bodies, keep_asking
-from benchmarks.logged_process import LoggedProcess, StartError, running_module
+from benchmarks.chaos_aborts import draw_leaving, leave_at_random
+from benchmarks.chaos_faults import Victims, plan_faults, running
+from benchmarks.chaos_leaks import Held, held_by, surplus
+from benchmarks.chaos_orders import interpose
+from benchmarks.chaos_report import Outcome
+from benchmarks.chaos_requests import Answer, ask, draw_bodies, keep_asking
+from benchmarks.logged_process import LoggedProcess, StartError, running_command
 from benchmarks.report import print_line
-from benchmarks.stats import host_info, percentile
+from benchmarks.stats import host_info
 
 _START_S = 900.0
 _WHOLE_AGAIN_S = 90.0
+_SETTLED_S = 60.0
 _ANSWER_S = 120.0
 _BODIES = 24
 _POLL_S = 0.05
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a run has shown. Times in seconds."""
-
-    tally: Tally = field(default_factory=Tally)
-    faults: list[DoneFault] = field(default_factory=list)
-    recoveries: list[float] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-
-    @property
-    def gaps(self) -> list[float]:
-        """Of each stream that a fault fell into: from its event before it to that after it."""
-        gaps = (a.gap_around(f.at) for f in self.faults for a in self.tally.answers)
-        return [gap for gap in gaps if gap is not None]
-
-    def figures(self) -> dict[str, Any]:
-        """Everything as numbers and short texts."""
-        return {
-            "requests": len(self.tally.answers),
-            "refused": self.tally.refused,
-            "client_errors": self.tally.errors,
-            "mismatches": self.tally.mismatches,
-            "leaks": self.leaks,
-            "faults": dict(Counter(f.fault.value for f in self.faults)),
-            "points": dict(Counter(f.point for f in self.faults if f.met)),
-            "recovery_p50_s": percentile(self.recoveries, 50),
-            "recovery_p99_s": percentile(self.recoveries, 99),
-            "gap_p50_s": percentile(self.gaps, 50),
-            "gap_p99_s": percentile(self.gaps, 99),
-        }
-
-    def failures(self) -> list[str]:
-        """What --check does not forgive."""
-        tally = self.tally
-        counted = ((tally.errors, "client errors"), (tally.mismatches, "other answers"))
-        found = [f"{len(each)} {what}, such as {each[0]}" for each, what in counted if each]
-        return found + self.leaks + ([] if self.faults else ["no fault was done"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            log = Path(folder) / "serve.log"
-            pids, sockets = asyncio.run(_deployment(args, log, outcome, status))
+            pids, sockets = asyncio.run(_deployment(args, Path(folder), outcome, status))
         except StartError as error:
             print_line(status, str(error), style="red")
             return 1
@@ -115,7 +82,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--aborts", type=int, default=0, help="requests; then without faults")
     parser.add_argument("--model", default="fake")
+    parser.add_argument("--dtype", help="of the model; only float32 gives equal texts on CPUs")
     parser.add_argument("--disagg_topo", default="2,2")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean time between faults")
     parser.add_argument("--clients", type=int, default=6)
@@ -126,26 +95,27 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def _deployment(
-    args: argparse.Namespace, log: Path, outcome: Outcome, status: Console
+    args: argparse.Namespace, folder: Path, outcome: Outcome, status: Console
 ) -> tuple[list[int], list[str]]:
     """A run from start to end; the ids of all processes that there were, and their sockets."""
     limits = httpx.Limits(max_connections=None)
-    with running_module(
-        args.log or log,
-        "hex_llm.server.api_server",
-        "--host=127.0.0.1",
-        "--port=0",
-        f"--model={args.model}",
-        f"--disagg_topo={args.disagg_topo}",
-    ) as server:
+    interpose(folder)
+    command = [
+        sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1", "--port=0",
+        f"--model={args.model}", f"--disagg_topo={args.disagg_topo}",
+        *([f"--dtype={args.dtype}"] if args.dtype else []),
+    ]  # fmt: skip
+    log = args.log or folder / "serve.log"
+    with running_command(log, "the server", command, {"PYTHONPATH": str(folder)}) as server:
         await asyncio.to_thread(server.wait_for, "ready at http", time.monotonic() + _START_S)
         found = re.search(r"ready at (http://\S+)", server.output)
         assert found is not None
         async with httpx.AsyncClient(trust_env=False, timeout=_ANSWER_S, limits=limits) as http:
-            victims = Victims(http, found[1], lambda: server.output)
+            victims = Victims(http, found[1], lambda: server.output, folder)
             await _run(args, http, found[1], victims, outcome, server, status)
             sockets = [w["address"].removeprefix("unix:") for w in await victims.workers()]
             pids = victims.pids()
+            victims.close()
     return pids, sockets
 
 
@@ -165,7 +135,35 @@ async def _run(
     for answer in undisturbed:
         if answer.error is not None:
             raise StartError(f"an undisturbed request failed: {answer.error}")
-    print_line(status, f"{args.minutes:g} minutes of faults")
+    names = [worker["name"] for worker in await victims.workers()]
+
+    def pids() -> dict[str, int]:
+        return {"router": server.pid} | {name: victims.pids(name)[-1] for name in names}
+
+    first = _held(pids())
+    if args.aborts:
+        print_line(status, f"{args.aborts} requests, most of which are given up")
+        leaving = draw_leaving(rng, args.aborts, len(bodies))
+        await leave_at_random(http, url, bodies, undisturbed, leaving, pids, outcome)
+    else:
+        print_line(status, f"{args.minutes:g} minutes of faults")
+        await _faults(args, rng, http, url, bodies, undisturbed, victims, outcome, server, status)
+    outcome.leaks += await _leaked_blocks(victims)
+    outcome.leaks += await _surplus(first, pids())
+
+
+async def _faults(
+    args: argparse.Namespace,
+    rng: random.Random,
+    http: httpx.AsyncClient,
+    url: str,
+    bodies: Sequence[dict[str, Any]],
+    undisturbed: Sequence[Answer],
+    victims: Victims,
+    outcome: Outcome,
+    server: LoggedProcess,
+    status: Console,
+) -> None:
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for _ in range(args.clients):
@@ -175,23 +173,20 @@ async def _run(
             )
         deadline = time.monotonic() + 60 * args.minutes
         recoveries = group.create_task(_note_recoveries(victims, outcome, stop))
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / args.every_s))
-            fault = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            point = rng.choice(list(POINTS))
+        for plan in plan_faults(random.Random(rng.random()), args.every_s):
+            await asyncio.sleep(plan.after_s)
             if time.monotonic() > deadline:
                 break
             server.check(deadline + 1)
-            done = await victims.do(fault, point, rng)
+            done = await victims.do(plan)
             if done is not None:
                 outcome.faults.append(done)
-                what = f"{done.worker} is {fault.value}, {point}{'' if done.met else ' (not met)'}"
-                print_line(status, what)
+                what = f"{done.worker} is {done.fault.value}, {done.point}"
+                print_line(status, what + ("" if done.met else " (not met)"))
         await victims.settle()
         outcome.leaks += await _whole_again(victims)
         stop.set()
         await recoveries
-    outcome.leaks += await _leaked_blocks(victims)
 
 
 async def _note_recoveries(victims: Victims, outcome: Outcome, stop: asyncio.Event) -> None:
@@ -230,6 +225,21 @@ async def _leaked_blocks(victims: Victims) -> list[str]:
         if time.monotonic() > deadline:
             return [f"{name} holds {count} blocks" for name, count in held.items() if count]
         await asyncio.sleep(_POLL_S)
+
+
+def _held(pids: dict[str, int]) -> dict[str, Held]:
+    found = {name: held_by(pid) for name, pid in pids.items()}
+    return {name: held for name, held in found.items() if held is not None}
+
+
+async def _surplus(first: dict[str, Held], pids: dict[str, int]) -> list[str]:
+    """What is held for good; connections that are kept for the next transfer go after a while."""
+    deadline = time.monotonic() + _SETTLED_S
+    while True:
+        left = surplus(first, _held(pids))
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(1.0)
 
 
 if __name__ == "__main__":

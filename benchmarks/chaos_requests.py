@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -18,49 +19,28 @@ _LOGPROBS_TOLERANCE = 1e-3
 
 
 @dataclass(slots=True)
-class Answer:
-    """What a client was told, whether event by event or at once. Times are monotonic seconds."""
+class Choice:
+    """One of the outputs of a request, as far as it was told, and when (monotonic seconds)."""
 
-    status: int = 0
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
-    usage: Any = None
-    error: str | None = None
     times: list[float] = field(default_factory=list)
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Add an event of a stream, or the whole answer."""
-        if error := event.get("error"):
-            self.error = str(error.get("message", error))
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", ()):
-            self.times.append(time.monotonic())
-            self.text += choice["text"]
-            self.tokens += choice["token_ids"]
-            self.finish = choice["finish_reason"] or self.finish
-            self.logprobs += (choice["logprobs"] or {}).get("token_logprobs", [])
+    def take(self, told: dict[str, Any]) -> None:
+        """Add a choice of an event, or of the whole answer."""
+        self.times.append(time.monotonic())
+        self.text += told["text"]
+        self.tokens += told["token_ids"]
+        self.finish = told["finish_reason"] or self.finish
+        self.logprobs += (told["logprobs"] or {}).get("token_logprobs", [])
 
-    @property
-    def refused(self) -> bool:
-        """Turned away before it began, in a way that clients expect."""
-        return self.status in ANNOUNCED
-
-    def gap_around(self, moment: float) -> float | None:
-        """Seconds between the events before and after a moment; None where it had no two."""
-        for before, after in zip(self.times, self.times[1:], strict=False):
-            if before <= moment < after:
-                return after - before
-        return None
-
-    def difference(self, other: Answer) -> str | None:
-        """How this one differs from another to the same request; None when it does not."""
-        for name in ("tokens", "text", "finish", "usage"):
+    def difference(self, other: Choice) -> str | None:
+        """How this one differs from another; None when it does not."""
+        for name in ("tokens", "text", "finish"):
             if getattr(self, name) != getattr(other, name):
-                return (
-                    f"{name}: {getattr(self, name)!r:.80} instead of {getattr(other, name)!r:.80}"
-                )
+                return _differ(name, getattr(self, name), getattr(other, name))
         if len(self.logprobs) != len(other.logprobs) or any(
             abs(a - b) > _LOGPROBS_TOLERANCE
             for a, b in zip(self.logprobs, other.logprobs, strict=False)
@@ -69,8 +49,53 @@ class Answer:
         return None
 
 
+@dataclass(slots=True)
+class Answer:
+    """What a client was told, whether event by event or at once."""
+
+    status: int = 0
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: Any = None
+    error: str | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add an event of a stream, or the whole answer."""
+        if error := event.get("error"):
+            self.error = str(error.get("message", error))
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            self.choices.setdefault(choice["index"], Choice()).take(choice)
+
+    @property
+    def refused(self) -> bool:
+        """Turned away before it began, in a way that clients expect."""
+        return self.status in ANNOUNCED
+
+    def gap_around(self, moment: float) -> float | None:
+        """Seconds between a choice's events before and after a moment, the most of all choices.
+
+        None where none had two.
+        """
+        pairs = (pair for c in self.choices.values() for pair in itertools.pairwise(c.times))
+        gaps = [after - before for before, after in pairs if before <= moment < after]
+        return max(gaps, default=None)
+
+    def difference(self, other: Answer) -> str | None:
+        """How this one differs from another to the same request; None when it does not."""
+        if sorted(self.choices) != sorted(other.choices):
+            return _differ("choices", sorted(self.choices), sorted(other.choices))
+        for number, choice in self.choices.items():
+            if difference := choice.difference(other.choices[number]):
+                return difference
+        return None if self.usage == other.usage else _differ("usage", self.usage, other.usage)
+
+
+def _differ(name: str, one: object, other: object) -> str:
+    return f"{name}: {one!r:.80} instead of {other!r:.80}"
+
+
 def draw_bodies(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """Greedy and sampled, streamed and not, with and without penalties and log-probabilities."""
+    """Greedy and sampled, by one and by two, streamed and not, with penalties and without."""
     return [_draw_body(rng) for _ in range(count)]
 
 
@@ -85,6 +110,7 @@ def _draw_body(rng: random.Random) -> dict[str, Any]:
     }
     if rng.random() < 0.6:
         body |= {"temperature": 0.8, "top_p": 0.95, "seed": rng.randrange(2**64)}
+        body["n"] = rng.choice((1, 2))
     if rng.random() < 0.3:
         body |= {"presence_penalty": 0.5, "repetition_penalty": 1.1}
     if rng.random() < 0.3:
@@ -94,9 +120,14 @@ def _draw_body(rng: random.Random) -> dict[str, Any]:
     return body
 
 
-async def ask(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> Answer:
-    """Send one request; whatever goes wrong is the answer's `error`."""
-    answer = Answer()
+async def ask(
+    http: httpx.AsyncClient, url: str, body: dict[str, Any], answer: Answer | None = None
+) -> Answer:
+    """Send one request; whatever goes wrong is the answer's `error`.
+
+    `answer` is filled as it comes, for who may not wait for its end.
+    """
+    answer = answer or Answer()
     try:
         async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
             answer.status = response.status_code

@@ -60,6 +60,9 @@ class PacedService:
         self._running.pop(attempt, None)
         self._sent.pop(attempt, None)
 
+    def drain_asked(self) -> None:
+        """The benchmark ends this worker."""
+
     def load(self) -> Load:
         return Load(running=len(self._running), free_blocks=_BLOCKS)
 

@@ -57,6 +57,7 @@ async def running_deployment(
             replicas=config.data_parallel_size,
             in_threads=in_threads,
             restart_wait_s=config.life.restart_wait_s,
+            start_limit_s=config.life.start_limit_s,
         ) as workers,
         running_router(
             listener, folders, config.model, config.http, workers.addresses, config.life, stop

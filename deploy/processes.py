@@ -41,6 +41,8 @@ class WorkerProcess:
     addresses: dict[str, Role]
     process: subprocess.Popen[bytes] | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    lines: int = 0
+    """How many it has logged since it was started."""
 
     def start(self, flags: Sequence[str], environment: dict[str, str]) -> None:
         """Start it, with more flags and environment variables; see `read`.
@@ -55,6 +57,7 @@ class WorkerProcess:
         if self.cpus:
             arguments.append(f"--cpus={','.join(map(str, self.cpus))}")
         self.last_lines.clear()
+        self.lines = 0
         self.process = subprocess.Popen(
             # -P: a folder here that is called like a room of ours must not be imported
             [sys.executable, "-P", "-m", self.module, *arguments],
@@ -79,6 +82,7 @@ class WorkerProcess:
             while line := process.stdout.readline(LONGEST_LINE):
                 if text := line.decode(errors="replace").rstrip():
                     self.last_lines.append(text)
+                    self.lines += 1
                     print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
             return process.wait()
 

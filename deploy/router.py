@@ -21,6 +21,7 @@ from checkpoint.config import read_config
 from checkpoint.errors import CheckpointError
 from checkpoint.source import resolve
 from checkpoint.tokenizer import Tokenizer
+from deploy.connections import PromptHTTPProtocol
 from deploy.signals import (
     Stop,
     Stopped,
@@ -187,10 +188,12 @@ async def running_router(
         allowed_origins=http.allowed_origins,
         max_requests=http.max_concurrent_requests,
         max_body_bytes=http.max_body_bytes,
+        drain_worker=pool.drain if http.admin else None,
     )
     server = _Server(
         uvicorn.Config(
             create_app(context),
+            http=PromptHTTPProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",

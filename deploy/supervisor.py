@@ -1,8 +1,9 @@
 """The workers of a deployment on this machine: started, watched, started again, and ended.
 
-A worker that dies is started again after a wait; one whose session has been silent for long is
-killed first. One that dies again and again while it starts is given up, and when that was the
-last of a role the deployment ends: whoever runs it knows then that a restart is of no use.
+A worker that dies is started again after a wait; one whose session has been silent for long, or
+that gets on with its start no more, is killed first. One that dies again and again while it starts
+is given up, and when that was the last of a role the deployment ends: whoever runs it knows then
+that a restart is of no use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from deploy.devices import Accelerators
 from deploy.processes import WorkerProcess, plan_processes, plan_threads
 from deploy.restarts import Restarts
 from deploy.roster import plan_workers
+from deploy.start_watch import StartWatch
 from engine.types import Role
 from router.workers import Supervision, WorkerPool
 from settings.config import Topology
@@ -31,6 +33,8 @@ log = logging.getLogger("hexserve.launcher")
 STOP_GRACE_S = 2.5
 HUNG_S = 10.0
 """How long a worker may be without its session before it counts as hung and is killed."""
+START_CHECKS = 8
+"""How often a start is looked at within its limit."""
 
 
 class WorkerDied(RuntimeError):
@@ -51,6 +55,7 @@ class _Supervised:
     open: set[str] = field(default_factory=set)
     ready_since: float | None = None
     hung: asyncio.TimerHandle | None = None
+    starting: asyncio.Task[None] | None = None
     given_up: bool = False
 
     def forget(self) -> None:
@@ -60,6 +65,9 @@ class _Supervised:
         if self.hung is not None:
             self.hung.cancel()
             self.hung = None
+        if self.starting is not None:
+            self.starting.cancel()
+            self.starting = None
 
 
 class LocalWorkers:
@@ -75,12 +83,15 @@ class LocalWorkers:
         replicas: int = 1,
         in_threads: bool = False,
         restart_wait_s: float = 1.0,
+        start_limit_s: float = 0.0,
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
 
         `replicas`: how many there are of each worker of `topology`.
 
         `restart_wait_s` is the first wait of a worker that has died; see `Restarts`.
+        `start_limit_s`: one that is not ready is killed after so long without a sign of life,
+        see `StartWatch`; 0 is never.
         `in_threads`: all workers in one process, which divides the devices among them.
 
         Raises:
@@ -102,6 +113,7 @@ class LocalWorkers:
             _Supervised(process, i, Restarts(restart_wait_s)) for i, process in enumerate(processes)
         ]
         self._flags = list(flags)
+        self._start_limit_s = start_limit_s
         self._tasks: list[asyncio.Task[None]] = []
         self._pool: WorkerPool | None = None
         self._stopping = asyncio.Event()
@@ -134,6 +146,19 @@ class LocalWorkers:
             {} if accelerators is None else accelerators.environment_of(each.index, self._devices)
         )
         each.worker.start(self._flags, seen)
+        if self._start_limit_s > 0:
+            each.starting = asyncio.create_task(self._watch_start(each))
+
+    async def _watch_start(self, each: _Supervised) -> None:
+        """Until it is ready, as far as anybody here is told of that, or killed."""
+        assert each.worker.process is not None
+        watch = StartWatch(each.worker.process.pid, self._start_limit_s)
+        while each.ready_since is None:
+            await asyncio.sleep(self._start_limit_s / START_CHECKS)
+            told = self._pool is not None and each.ready_since is None
+            if told and watch.hangs(each.worker.lines):
+                self._kill(each.worker, f"hangs in its start for {self._start_limit_s:.0f} s")
+                return
 
     async def _supervise(self, each: _Supervised) -> None:
         """Until the process is given up; `stop` ends it and this."""
@@ -204,10 +229,11 @@ class LocalWorkers:
             each.open.discard(address)
             if each.hung is None:
                 loop = asyncio.get_running_loop()
-                each.hung = loop.call_later(HUNG_S, self._kill, each.worker)
+                why = f"has been silent for {HUNG_S:.0f} s"
+                each.hung = loop.call_later(HUNG_S, self._kill, each.worker, why)
 
-    def _kill(self, worker: WorkerProcess) -> None:
-        log.error("%s has been silent for %.0f s: killed", worker.name, HUNG_S)
+    def _kill(self, worker: WorkerProcess, why: str) -> None:
+        log.error("%s %s: killed", worker.name, why)
         worker.send(signal.SIGKILL)
 
     def profile(self) -> None:

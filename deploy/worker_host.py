@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ from protos.codec import MESSAGE_LIMITS, NO_ROLES, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
 from protos.transfer_codec import Transfers
 from settings.errors import ConfigError
+
+log = logging.getLogger("hexserve.worker")
 
 SESSION_GRACE_S = 0.2
 """Sessions end by themselves within this time; gRPC then breaks what is left."""
@@ -81,6 +84,7 @@ class WorkerHost:
         self._server: grpc.aio.Server | None = None
         self._kv_servers: list[DeviceServer | ShmServer] = []
         self._died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._drain_asked = asyncio.Event()
         self._thread = EngineThread(self._engine, self._handle, self._engine_died)
 
     # ---- WorkerService ----
@@ -93,6 +97,9 @@ class WorkerHost:
     def abort(self, attempt: AttemptId) -> None:
         self._prefill.abort(attempt)
         self._decode.abort(attempt)
+
+    def drain_asked(self) -> None:
+        self._drain_asked.set()
 
     def load(self) -> Load:
         return self._engine.load()
@@ -170,14 +177,19 @@ class WorkerHost:
         self._server = server
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set.
+        """Until `stop` is set; a router that asks for a drain sets it.
 
         Raises:
             RuntimeError: the engine has failed; the process is of no more use.
         """
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait((stopped, self._died), return_when=asyncio.FIRST_COMPLETED)
+        asked = asyncio.create_task(self._drain_asked.wait())
+        await asyncio.wait((stopped, asked, self._died), return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            log.info("a router asks for a drain")
+            stop.set()  # workers that share this process end with it
         stopped.cancel()
+        asked.cancel()
         if self._died.done():
             raise RuntimeError("the engine has failed") from self._died.result()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from engine.types import (
     COLOCATED,
@@ -97,7 +98,8 @@ class RejectedAttempt:
 class StepUpdate:
     """A decoded Step. `load` is None when the message carries none.
 
-    `transfers` is empty when they are what the worker told last.
+    `transfers` is empty when they are what the worker told last. `dropped` counts messages of
+    routers that it had no use for, since its epoch began.
     """
 
     deltas: tuple[TokenDelta, ...]
@@ -107,6 +109,26 @@ class StepUpdate:
     draining: bool
     transfers: Transfers
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    dropped: int = 0
+
+
+# ---- messages ----
+
+
+def parse_down(data: bytes) -> wire.Down:
+    """A router's message. Raises WireError for bytes that are none."""
+    try:
+        return wire.Down.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are no message: {error}") from None
+
+
+def parse_up(data: bytes) -> wire.Up:
+    """A worker's message. Raises WireError for bytes that are none."""
+    try:
+        return wire.Up.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are no message: {error}") from None
 
 
 # ---- tokens ----
@@ -293,7 +315,7 @@ def encode_rejected(attempt: AttemptId, reason: str) -> wire.Rejected:
     return wire.Rejected(request_id=attempt.request_id, attempt=attempt.attempt, reason=reason)
 
 
-def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Load:
+def encode_load(load: Load, *, draining: bool, transfers: Transfers, dropped: int = 0) -> wire.Load:
     return wire.Load(
         waiting=load.waiting,
         running=load.running,
@@ -308,6 +330,7 @@ def encode_load(load: Load, *, draining: bool, transfers: Transfers) -> wire.Loa
         prefix_queries=load.prefix_queries,
         prefix_hits=load.prefix_hits,
         draining=draining,
+        dropped=dropped,
         transfers=encode_transfers(transfers),
     )
 
@@ -340,4 +363,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         message.load.draining,
         decode_transfers(message.load.transfers),
         tuple(decode_prompt_logprobs(p) for p in message.prompt_logprobs),
+        message.load.dropped,
     )

@@ -21,6 +21,7 @@ from protos.codec import (
     decode_step,
     decode_welcome,
     encode_start,
+    parse_up,
 )
 from protos.session_server import SERVICE
 
@@ -54,7 +55,8 @@ class SessionListener(Protocol):
 class WorkerSession:
     """A session with the worker at `address` ("unix:/path" or "host:port").
 
-    `info` is None unless the session is open; `load` is the last one told.
+    `info` is None unless the session is open; `load` is the last one told; `garbled` counts
+    sessions that have ended by a message of the worker's that is none of this protocol.
     """
 
     def __init__(self, address: str, router_id: str, listener: SessionListener) -> None:
@@ -62,6 +64,7 @@ class WorkerSession:
         self.info: WorkerInfo | None = None
         self.load = Load()
         self.draining = False
+        self.garbled = 0
         self._router_id = router_id
         self._listener = listener
         self._outgoing: asyncio.Queue[wire.Down | None] = asyncio.Queue()
@@ -75,6 +78,10 @@ class WorkerSession:
             wire.Down(abort=wire.Abort(request_id=attempt.request_id, attempt=attempt.attempt))
         )
 
+    def drain(self) -> None:
+        """Ask the worker to take no new work, and to end after what runs."""
+        self._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
+
     async def run(self) -> None:
         """Keep a session open until cancelled."""
         wait_s = _RETRY_FIRST_S
@@ -82,6 +89,7 @@ class WorkerSession:
             try:
                 await self._one_session()
             except (grpc.aio.AioRpcError, WireError, SessionLost) as error:
+                self.garbled += isinstance(error, WireError)
                 if self.info is not None:
                     wait_s = _RETRY_FIRST_S
                     self._end(_reason(error))
@@ -111,7 +119,6 @@ class WorkerSession:
             open_stream = channel.stream_stream(
                 f"/{SERVICE}/Session",
                 request_serializer=wire.Down.SerializeToString,
-                response_deserializer=wire.Up.FromString,
             )
             self._outgoing = asyncio.Queue()
             hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)
@@ -131,9 +138,10 @@ class WorkerSession:
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
         welcomed: WorkerInfo | None = None
         while True:
-            up = await _read(stream)
-            if up is grpc.aio.EOF:
+            data = await _read(stream)
+            if data is grpc.aio.EOF:
                 raise SessionLost("it has drained" if self.draining else "closed by the worker")
+            up = parse_up(data)  # here: gRPC would log a traceback and hand on None
             match up.WhichOneof("message"):
                 case "welcome" if welcomed is None:
                     welcomed = decode_welcome(up.welcome)
@@ -148,6 +156,8 @@ class WorkerSession:
 
     def _take_step(self, update: StepUpdate, info: WorkerInfo) -> None:
         if update.load is not None:
+            if update.draining and not self.draining:
+                self.drain()  # also says that it is known here: the worker waits for that
             self.load, self.draining = update.load, update.draining
             if update.load.step_age_s > STEP_AGE_LIMIT_S:
                 raise SessionLost(f"a step has been running for {update.load.step_age_s:.0f} s")

@@ -25,6 +25,7 @@ from protos.codec import (
     decode_start,
     encode_load,
     encode_welcome,
+    parse_down,
 )
 from protos.outbox import Outbox, OutboxFull
 from protos.transfer_codec import Transfers
@@ -32,6 +33,8 @@ from protos.transfer_codec import Transfers
 log = logging.getLogger("hexserve.session")
 
 LOAD_INTERVAL_S = 0.5
+ACKNOWLEDGED_WITHIN_S = 2.0
+"""How long a drain waits for routers to say that they know of it; one may hang, or be older."""
 SERVICE = "hexserve.v1.Worker"
 
 
@@ -44,6 +47,9 @@ class WorkerService(Protocol):
     def abort(self, attempt: AttemptId) -> None:
         """Forget an attempt; unknown and repeated ones are ignored."""
 
+    def drain_asked(self) -> None:
+        """A router asks for the worker's end, once what runs has ended. Nothing new is started."""
+
     def load(self) -> Load:
         """The load now."""
 
@@ -53,6 +59,8 @@ class WorkerService(Protocol):
 
 class _Session:
     def __init__(self) -> None:
+        self.greeted = False
+        self.knows_of_drain = False
         self.outbox = Outbox()
         self.attempts: set[AttemptId] = set()
         self.broken = asyncio.Event()
@@ -60,13 +68,19 @@ class _Session:
 
 
 class SessionServer:
-    """Serves Worker.Session to any number of routers. Lives on one asyncio loop."""
+    """Serves Worker.Session to any number of routers. Lives on one asyncio loop.
+
+    `dropped` counts messages that were of no use: repeated, late, of attempts that are not the
+    router's, or none of this protocol, which cost their session.
+    """
 
     def __init__(self, info: WorkerInfo, service: WorkerService) -> None:
         self._info = info
         self._service = service
         self._owners: dict[AttemptId, _Session] = {}
+        self.dropped = 0
         self._draining = False
+        self._patience_ends = 0.0  # on the loop's clock, while draining
         self._sessions: set[_Session] = set()
 
     # ---- the worker's side ----
@@ -103,8 +117,11 @@ class SessionServer:
         return session
 
     def drain(self) -> None:
-        """Take no new work from now on, and tell every router so at once."""
+        """Take no new work from now on, and tell every router so at once. Idempotent."""
+        if self._draining:
+            return
         self._draining = True
+        self._patience_ends = asyncio.get_running_loop().time() + ACKNOWLEDGED_WITHIN_S
         for session in self._sessions:
             session.outbox.nudge()
 
@@ -120,8 +137,17 @@ class SessionServer:
 
     @property
     def unsent(self) -> bool:
-        """Whether a router has still to be told something."""
-        return any(s.writing or not s.outbox.empty for s in self._sessions)
+        """Whether a router has still to be told something, or does not know of the drain.
+
+        That it was sent is not enough: a router that writes into a session which has ended never
+        reads what had come before the end, and would take the worker for a dead one.
+        """
+        return any(s.writing or not s.outbox.empty or self._is_missed(s) for s in self._sessions)
+
+    def _is_missed(self, session: _Session) -> bool:
+        if not (self._draining and session.greeted) or session.knows_of_drain:
+            return False
+        return asyncio.get_running_loop().time() < self._patience_ends
 
     def _put(self, session: _Session, add: Callable[[], None]) -> None:
         try:
@@ -133,12 +159,13 @@ class SessionServer:
     # ---- the stream ----
 
     async def _serve(
-        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         session = _Session()
         self._sessions.add(session)
         try:
             await self._greet(requests, context)
+            session.greeted = True
             reader = asyncio.create_task(self._read(requests, session))
             writer = asyncio.create_task(self._write(context, session))
             broken = asyncio.create_task(session.broken.wait())
@@ -152,6 +179,7 @@ class SessionServer:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         except WireError as error:
+            self.dropped += 1
             log.warning("closing a session: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
@@ -161,9 +189,10 @@ class SessionServer:
                 self._service.abort(attempt)
 
     async def _greet(
-        self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        first = await anext(requests, None)
+        data = await anext(requests, None)
+        first = None if data is None else parse_down(data)
         if first is None or first.WhichOneof("message") != "hello":
             raise WireError("the first message is not Hello")
         if first.hello.protocol_version != PROTOCOL_VERSION:
@@ -175,8 +204,9 @@ class SessionServer:
         # The snapshot of cached hashes: this worker caches none, so one empty last piece.
         await context.write(wire.Up(cache_snapshot=wire.CacheSnapshot(last=True)))
 
-    async def _read(self, requests: AsyncIterator[wire.Down], session: _Session) -> None:
-        async for down in requests:
+    async def _read(self, requests: AsyncIterator[bytes], session: _Session) -> None:
+        async for data in requests:
+            down = parse_down(data)
             match down.WhichOneof("message"):
                 case "start":
                     self._start(down.start, session)
@@ -185,8 +215,13 @@ class SessionServer:
                     if self._owners.get(attempt) is session:
                         self.forget(attempt)
                         self._service.abort(attempt)
+                    else:
+                        self.dropped += 1
                 case "drain":
-                    self.drain()
+                    session.knows_of_drain = True
+                    if not self._draining:
+                        self.drain()
+                        self._service.drain_asked()
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
@@ -194,12 +229,14 @@ class SessionServer:
         attempt = decode_attempt(message.request_id, message.attempt)
         owner = self._owners.get(attempt)
         if owner is session:
-            return  # repeated
+            self.dropped += 1  # repeated
+            return
         try:
             if owner is not None:
                 raise WireError("another router has an attempt of that name here")
             order = decode_start(message)
         except WireError as error:  # costs this attempt, not the others of the session
+            self.dropped += 1
             session.outbox.add_failure(Failure(attempt, FailureCode.INVALID, str(error)))
             return
         self._owners[order.attempt] = session
@@ -225,8 +262,10 @@ class SessionServer:
             wait_s = LOAD_INTERVAL_S
             transfers = self._service.transfers()
             news = {} if transfers == told else transfers
-            load = encode_load(self._service.load(), draining=self._draining, transfers=news)
-            step.load.CopyFrom(load)
+            load = self._service.load()
+            step.load.CopyFrom(
+                encode_load(load, draining=self._draining, transfers=news, dropped=self.dropped)
+            )
             told = transfers
             await context.write(wire.Up(step=step))
             session.writing = False
@@ -239,7 +278,6 @@ class SessionServer:
             {
                 "Session": grpc.stream_stream_rpc_method_handler(
                     serve,
-                    request_deserializer=wire.Down.FromString,
                     response_serializer=wire.Up.SerializeToString,
                 )
             },

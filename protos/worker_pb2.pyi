@@ -262,7 +262,7 @@ class Rejected(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers", "prefix_queries", "prefix_hits")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_blocks", "cached_blocks", "running_blocks", "exported_blocks", "step_age_s", "draining", "compiles", "export_limited", "transfers", "prefix_queries", "prefix_hits", "dropped")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +277,7 @@ class Load(_message.Message):
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -291,7 +292,8 @@ class Load(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[TransferCounts]
     prefix_queries: int
     prefix_hits: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ...) -> None: ...
+    dropped: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., running_blocks: _Optional[int] = ..., exported_blocks: _Optional[int] = ..., step_age_s: _Optional[float] = ..., draining: _Optional[bool] = ..., compiles: _Optional[int] = ..., export_limited: _Optional[bool] = ..., transfers: _Optional[_Iterable[_Union[TransferCounts, _Mapping]]] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class TransferCounts(_message.Message):
     __slots__ = ("transport", "roles", "transfers", "chunks", "bytes", "seconds", "skipped_tokens", "overlap_bytes", "overlap_seconds", "fallbacks", "waiting", "reads", "failures")

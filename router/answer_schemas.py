@@ -153,5 +153,6 @@ TOKENIZE = _object(
     token_strs=_or_null(_list(_TEXT)),
 )
 DETOKENIZE = _object(prompt=_TEXT)
+DRAIN = _object(worker=_TEXT, state=_TEXT)
 VERSION = _object(version=_TEXT)
 HEALTH: Schema = {"type": "object"}

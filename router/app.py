@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
+from router.admin_api import admin_routes
 from router.context import GatewayContext
 from router.error_responses import add_error_handlers
 from router.gate import Gate
@@ -23,6 +24,8 @@ def create_app(context: GatewayContext) -> FastAPI:
     app = FastAPI(title="hexserve", redirect_slashes=False, redoc_url=None)
     app.include_router(openai_routes(context))
     app.include_router(token_routes(context))
+    if context.drain_worker is not None:
+        app.include_router(admin_routes(context, context.drain_worker))
 
     async def generate(request: Request) -> Response:
         """Serve prediction instances."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from checkpoint.chat_template import ChatTemplate
@@ -35,6 +35,7 @@ class GatewayContext:
         allowed_origins: web sites whose scripts may ask, or "*"; none are by default.
         max_requests: those served at once; more are refused with 429.
         max_body_bytes: larger request bodies are refused with 413.
+        drain_worker: what `/admin/drain` does; without it there is no such path.
         body_timeout_s: bodies that take longer to arrive are refused with 408.
     """
 
@@ -51,6 +52,7 @@ class GatewayContext:
     allowed_origins: tuple[str, ...] = ()
     max_requests: int = 2048
     max_body_bytes: int = 10 * 1024 * 1024
+    drain_worker: Callable[[str], None] | None = None
     body_timeout_s: float = 60.0
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -355,7 +355,9 @@ class Dispatcher:
                 flight.deliver_prompt(piece)
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
-            if flight is not None:
+            if flight is None:
+                self._pool.drops.late += 1
+            else:
                 flight.deliver(delta)
                 if flight.unread > MAX_UNREAD_TOKENS:
                     # The workers are told at once: the client may not read for long.

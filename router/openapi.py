@@ -54,6 +54,8 @@ def describe(context: GatewayContext) -> Schema:
         "/generate": predict,
         "/ping": ping,
     }  # fmt: skip
+    if context.drain_worker is not None:
+        paths["/admin/drain"] = _post("Have a worker end when what runs has ended", "Drain")
     paths["/v1/models/{name}"]["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}
     ]
@@ -70,7 +72,10 @@ def describe(context: GatewayContext) -> Schema:
         "Model": answers.MODEL,
         "Models": answers.MODELS,
     }
-    for name in ("Completion", "Chat", "Response", "Prediction", "Tokenize", "Detokenize"):
+    posted = ["Completion", "Chat", "Response", "Prediction", "Tokenize", "Detokenize"]
+    if context.drain_worker is not None:
+        posted.append("Drain")
+    for name in posted:
         schemas[f"{name}Request"] = getattr(requests, name.upper())
         schemas[name] = getattr(answers, name.upper())
     description: Schema = {

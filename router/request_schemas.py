@@ -283,6 +283,7 @@ TOKENIZE: Schema = {
 }
 
 DETOKENIZE = _object({"model": _MODEL, "tokens": _TOKENS}, ("tokens",))
+DRAIN = _object({"worker": _TEXT}, ("worker",))
 
 _NO_ADAPTER = _only("")
 _TEXT_INSTANCE = _object(

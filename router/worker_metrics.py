@@ -1,4 +1,4 @@
-"""The listed workers' states, restarts and preemptions, for Prometheus."""
+"""The listed workers' states, restarts, preemptions and dropped messages, for Prometheus."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ class WorkerCollector(Collector):
         )
         preemptions.add_metric(list(self._labels.values()), self._pool.preemptions)
         yield preemptions
+        dropped = CounterMetricFamily(
+            "hexserve:dropped_messages",
+            "Messages of sessions that were dropped: tokens of ended attempts (late), what was no "
+            "message (garbled), and what workers had no use for (by_worker).",
+            labels=[*self._labels, "kind"],
+        )
+        for kind, count in self._pool.dropped().items():
+            dropped.add_metric([*self._labels.values(), kind], count)
+        yield dropped

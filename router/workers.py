@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from engine.types import COLOCATED, AttemptId, FailureCode, Load, ModelLimits, Role
 from protos.codec import StartOrder, StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
+from router.drops import Drops
+from router.errors import BadRequest, Unavailable
+from router.fields import show
 from router.load import PoolLoad
 from router.prefix_metrics import PrefixTotals
 from router.transfers import TransferTotals
@@ -100,6 +103,7 @@ class WorkerPool:
         self.transfers = TransferTotals()
         self.preemptions = 0
         self.prefixes = PrefixTotals()
+        self.drops = Drops()
         self.closing = False
         self.was_complete = False
         self._last_limits: ModelLimits | None = None
@@ -129,6 +133,23 @@ class WorkerPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drain(self, address: str) -> None:
+        """Ask the worker at a listed address to end when what runs has ended.
+
+        Raises:
+            BadRequest: no such worker is listed.
+            Unavailable: it is not there.
+        """
+        listed = [session.address for session in self._sessions]
+        if address not in listed:
+            known = ", ".join(listed)
+            raise BadRequest(f"no worker {show(address)} here; there are {known}", param="worker")
+        session = self._sessions[listed.index(address)]
+        if session.info is None:
+            raise Unavailable(f"worker {address} is not there")
+        log.info("worker %s is asked to drain", address)
+        session.drain()
 
     # ---- who is there ----
 
@@ -228,6 +249,11 @@ class WorkerPool:
         """How often workers have been started again, as far as it is known."""
         return sum(supervision.restarts for supervision in self._supervised.values())
 
+    def dropped(self) -> Mapping[str, int]:
+        """How many messages have been dropped, by kind."""
+        garbled = sum(session.garbled for session in self._sessions)
+        return {"late": self.drops.late, "garbled": garbled, "by_worker": self.drops.by_workers}
+
     # ---- SessionListener ----
 
     def opened(self, session: WorkerSession) -> None:
@@ -266,6 +292,7 @@ class WorkerPool:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
         if session.info is not None and update.load is not None:
             self.prefixes.take(session.address, session.info.epoch, update.load)
+            self.drops.take(session.address, session.info.epoch, update.dropped)
         self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
         if worker is not None and self._listener is not None:
             self._listener.stepped(worker, update)

@@ -37,6 +37,7 @@ _ROUTER = (
     model_flags.MODEL, model_flags.API, flags.ROUTER, flags.ROUTING, flags.LIFE, http_flags.HTTP,
     flags.LOGGING,
 )  # fmt: skip
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DEMO = ("--model=demo", "--disagg_topo=1,1", "--port=0")
 
 
@@ -210,17 +211,22 @@ def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: b
     vertex_port = environment.http_port or (8080 if environment.on_vertex else 7080)
     if values.ssl_keyfile is not None and values.ssl_certfile is None:
         raise ConfigError(f"--ssl_keyfile={values.ssl_keyfile}: --ssl_certfile is missing")
+    host = values.host or ("0.0.0.0" if everywhere else "127.0.0.1")
+    api_keys = read_api_keys(values.api_key, values.api_key_file, environment.api_key)
+    if values.admin and not api_keys and host not in LOOPBACK:
+        raise ConfigError(f"--admin with --host={host}: anybody could use it without --api_key")
     return HttpConfig(
-        host=values.host or ("0.0.0.0" if everywhere else "127.0.0.1"),
+        host=host,
         port=vertex_port if values.port is None else values.port,
         predict_route=environment.predict_route,
         health_route=environment.health_route,
-        api_keys=read_api_keys(values.api_key, values.api_key_file, environment.api_key),
+        api_keys=api_keys,
         allowed_origins=values.allowed_origins or (),
         ssl_certfile=values.ssl_certfile,
         ssl_keyfile=values.ssl_keyfile,
         max_concurrent_requests=values.max_concurrent_requests,
         max_body_bytes=values.max_body_bytes,
+        admin=values.admin,
     )
 
 

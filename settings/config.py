@@ -143,6 +143,7 @@ class HttpConfig:
     Attributes:
         api_keys: one of them is wanted of each request; none leaves the API open.
         allowed_origins: web sites whose scripts may ask, or "*".
+        admin: whether `/admin` is there.
         ssl_certfile, ssl_keyfile: PEM files; None is plain HTTP, or a key in the certificate's.
     """
 
@@ -156,6 +157,7 @@ class HttpConfig:
     ssl_keyfile: str | None = None
     max_concurrent_requests: int = MAX_CONCURRENT_REQUESTS
     max_body_bytes: int = MAX_BODY_BYTES
+    admin: bool = False
 
     @property
     def scheme(self) -> str:
@@ -184,12 +186,15 @@ class LifeConfig:
         step_limit_s: a step that takes longer hangs, and its worker ends.
         decode_may_prefill: decode workers prefill as well when no prefill worker is left.
         restart_wait_s: before a worker that has died is started again the first time.
+        start_limit_s: a worker that is not ready and shows no sign of life for so long is killed
+            by its launcher; 0 is never.
     """
 
     drain_timeout_s: float = 25.0
     worker_wait_s: float = 30.0
     step_limit_s: float = 300.0
     restart_wait_s: float = 1.0
+    start_limit_s: float = 600.0
     decode_may_prefill: bool = False
 
 

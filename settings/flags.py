@@ -204,6 +204,12 @@ DEPLOYMENT = Group(
             "up to 30",
             to_seconds, 1.0,
         ),
+        Flag(
+            "start_limit_s",
+            "a worker that is not ready is killed, and started again, when for so long it has "
+            "logged nothing and used no processor; 0 waits for ever",
+            to_seconds, 600.0,
+        ),
     ),
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from settings.config import MAX_BODY_BYTES, MAX_CONCURRENT_REQUESTS
 from settings.flag_values import to_keys, to_names, to_port, to_positive, to_temperature
-from settings.flags import Flag, Group
+from settings.flags import Flag, Group, switch
 
 API_KEY = Flag(
     "api_key",
@@ -35,6 +35,12 @@ HTTP = Group(
         Flag(
             "max_concurrent_requests", "requests served at once; more are answered by 429",
             to_positive, MAX_CONCURRENT_REQUESTS,
+        ),
+        switch(
+            "admin",
+            "serve POST /admin/drain, by which a worker is told to end; beyond this machine only "
+            "with an API key",
+            False,
         ),
         Flag("max_body_bytes", "largest body of a request", to_positive, MAX_BODY_BYTES),
     ),

@@ -138,6 +138,27 @@ def test_a_rolling_restart_of_all_workers_loses_nothing(launch: Launch) -> None:
     assert "Traceback" not in launcher.output
 
 
+def test_a_worker_is_drained_over_http_under_load(launch: Launch) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=1,1", "--admin")
+    url = launcher.ready_url()
+    addresses = [worker["address"] for worker in get(url, "/health").json()["workers"]]
+    with Load(url, clients=2, tokens=300) as load:
+        for number, address in enumerate(addresses):
+            load.goes_on()
+            body = {"worker": address}
+            answer = httpx.post(f"{url}/admin/drain", json=body, timeout=10, trust_env=False)
+            assert answer.json() == {"worker": address, "state": "draining"}
+            name = Path(address).stem
+            launcher.wait_for(rf"hexserve\.launcher: {name} has ended with code 0")
+            wait_until(
+                lambda n=number: restarts(url) == n + 1 and states(url) == ["ready"] * 2,
+                f"{name} is there again",
+            )
+        load.goes_on()
+    assert load.wrong == []
+    assert "is lost" not in launcher.output
+
+
 def test_a_worker_that_hangs_is_killed_and_started_again(launch: Launch) -> None:
     launcher = launch(*SERVE)
     url = launcher.ready_url()
@@ -148,6 +169,22 @@ def test_a_worker_that_hangs_is_killed_and_started_again(launch: Launch) -> None
     assert complete(url, PROMPT, 3) == expected_tokens(PROMPT, 3)
     assert not alive(hung)
     assert restarts(url) == 1
+
+
+def test_a_worker_that_hangs_before_it_is_ready_is_killed_and_started_again(
+    launch: Launch,
+) -> None:
+    launcher = launch(*SERVE, "--disagg_topo=1,1", "--start_limit_s=3")
+    url = launcher.ready_url()
+    kill(launcher.worker_pid("decode-0"))
+    wait_until(lambda: len(pids(launcher, "decode-0")) == 2, "it is started again")
+    hung = pids(launcher, "decode-0")[1]
+    kill(hung, signal.SIGSTOP)
+    launcher.wait_for("decode-0 hangs in its start for 3 s: killed", 30)
+    assert complete(url, PROMPT, 3) == expected_tokens(PROMPT, 3)
+    assert not alive(hung)
+    assert restarts(url) == 2
+    assert "prefill-0 hangs" not in launcher.output, "one that is ready may be as idle as it likes"
 
 
 def test_a_crash_loop_is_given_up_and_ends_the_launcher_when_a_role_is_gone(

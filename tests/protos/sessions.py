@@ -56,6 +56,7 @@ class ScriptedWorker:
     def __init__(self) -> None:
         self.started: list[StartOrder] = []
         self.aborted: list[AttemptId] = []
+        self.drains_asked = self.loads_told = 0
         self.told = Load(waiting=3, free_blocks=11)
         self.counted: Transfers = {}
 
@@ -65,7 +66,11 @@ class ScriptedWorker:
     def abort(self, attempt: AttemptId) -> None:
         self.aborted.append(attempt)
 
+    def drain_asked(self) -> None:
+        self.drains_asked += 1
+
     def load(self) -> Load:
+        self.loads_told += 1
         return self.told
 
     def transfers(self) -> Transfers:

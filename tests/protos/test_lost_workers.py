@@ -94,16 +94,17 @@ async def test_a_silent_worker_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "nonsense",
     [
-        wire.Up(welcome=encode_welcome(INFO)),
-        wire.Up(),
-        wire.Up(step=wire.Step(tokens=[wire.Tokens()])),
+        wire.Up(welcome=encode_welcome(INFO)).SerializeToString(),
+        wire.Up().SerializeToString(),
+        wire.Up(step=wire.Step(tokens=[wire.Tokens()])).SerializeToString(),
+        b"\xff",
     ],
-    ids=["second welcome", "nothing", "item without id"],
+    ids=["second welcome", "nothing", "item without id", "garbage"],
 )
-async def test_a_worker_that_talks_nonsense_is_lost(nonsense: wire.Up) -> None:
+async def test_a_worker_that_talks_nonsense_is_lost(nonsense: bytes) -> None:
     async def talk(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         await greet(context)
-        await context.write(nonsense.SerializeToString())
+        await context.write(nonsense)
         await asyncio.Event().wait()
 
     async with (
@@ -112,6 +113,7 @@ async def test_a_worker_that_talks_nonsense_is_lost(nonsense: wire.Up) -> None:
         router(address) as mine,
     ):
         await eventually(lambda: bool(mine.heard.losses))
+        assert mine.session.garbled == 1
         await mine.opened(2)  # and it is tried again
 
 

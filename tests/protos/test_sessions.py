@@ -19,7 +19,7 @@ from engine.types import (
     TokenDelta,
 )
 from kvtransfer import TransferCounts
-from protos import outbox, session_server
+from protos import outbox, session_client, session_server
 from protos import worker_pb2 as wire
 from protos.codec import PROTOCOL_VERSION, RejectedAttempt
 from protos.transfer_codec import Transfers
@@ -256,7 +256,7 @@ async def test_what_a_router_has_not_been_told_yet_is_unsent() -> None:
 async def test_a_draining_worker_rejects_and_ends_what_it_has() -> None:
     async with serving() as (address, worker, sessions), router(address) as mine:
         mine.session.start(order("old"))
-        mine.session._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
+        mine.session.drain()
         mine.session.start(order("new"))
         await eventually(lambda: mine.heard.items("rejected"))
         (rejected,) = mine.heard.items("rejected")
@@ -266,6 +266,53 @@ async def test_a_draining_worker_rejects_and_ends_what_it_has() -> None:
         sessions.tokens(delta("old", 0, 5))
         await eventually(lambda: mine.heard.items("deltas") == [delta("old", 0, 5)])
         assert worker.started == [order("old")]
+        await eventually(lambda: not sessions.unsent)
+        assert worker.drains_asked == 1, "the answer to a drain asks for none"
+
+
+async def test_a_drain_lasts_until_a_router_that_writes_has_read_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its writes into a session that has ended would hide from it whatever came before the end."""
+    monkeypatch.setattr(session_server, "LOAD_INTERVAL_S", 0.01)
+    held, reads, read = asyncio.Event(), asyncio.Event(), session_client._read
+
+    async def late(stream: grpc.aio.StreamStreamCall) -> object:
+        held.set()
+        await reads.wait()
+        return await read(stream)
+
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        await eventually(lambda: bool(mine.heard.updates))
+        monkeypatch.setattr(session_client, "_read", late)
+        await held.wait()
+        sessions.drain()
+        before = worker.loads_told
+        await eventually(lambda: worker.loads_told >= before + 2)
+        monkeypatch.setattr(session_server, "LOAD_INTERVAL_S", 60.0)
+        (session,) = sessions._sessions
+        await eventually(lambda: not session.writing)
+        assert sessions.unsent, "it has been sent, and not been read"
+        assert not mine.session.draining
+        reads.set()
+        await eventually(lambda: not sessions.unsent)
+        sessions.close()
+        mine.session.start(order("into the end"))
+        await eventually(lambda: bool(mine.heard.losses))
+        assert mine.session.draining
+
+
+async def test_a_router_that_never_answers_holds_no_drain_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_server, "ACKNOWLEDGED_WITHIN_S", 0.05)
+    async with serving() as (address, _, sessions), raw_stream(address) as call:
+        await call.write(hello())
+        await read_up(call)
+        await eventually(lambda: not sessions.unsent)
+        sessions.drain()
+        assert sessions.unsent
+        await eventually(lambda: not sessions.unsent, 1)
 
 
 @pytest.mark.parametrize("roles", [Role.PREFILL, COLOCATED])

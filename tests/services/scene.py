@@ -22,6 +22,7 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router.dispatch import Dispatcher
+from router.drops import Drops
 from router.waiting_line import WaitingLine
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
@@ -64,6 +65,7 @@ class FakePool:
         self.was_complete = True
         self.closing = False
         self.waiting = WaitingLine()
+        self.drops = Drops()
 
     def change(self, *workers: FakeWorker) -> None:
         """These are there now."""

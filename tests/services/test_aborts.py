@@ -14,6 +14,7 @@ from tests.services.deployment import (
     TOPOLOGIES,
     Deployment,
     Member,
+    collect,
     deployment,
     eventually,
     expected,
@@ -173,6 +174,24 @@ async def test_at_random_moments_of_the_transfer(transports: tuple[str], seed: i
             for _ in range(rng.randrange(60)):
                 await asyncio.sleep(0)
             await cancelled(task)
+        await check_whole(served)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("passes", range(7))
+async def test_at_every_step_boundary(role: str, passes: int) -> None:
+    """A client's timeout may land just as the prefill ends: three steps, here, of 16 tokens."""
+    async with deployment("1,1", max_batch_tokens=16) as served:
+        shut(served, role, passes)
+        tokens: list[int] = []
+        stream = served.stream(prompt_of(40), max_tokens=12)
+        task = asyncio.create_task(collect(stream, tokens))
+        (member,) = of_role(served, role)
+        await eventually(lambda: member.runner.held or (role == "prefill" and task.done()))
+        await cancelled(task)
+        assert tokens == expected(prompt_of(40), 12)[: len(tokens)]
+        open_all(served)
+        await eventually(lambda: member.idle, 1.0)
         await check_whole(served)
 
 

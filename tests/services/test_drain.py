@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from router.errors import BadRequest, Unavailable
 from tests.services.client import PROMPT, Client
 from tests.services.deployment import deployment, eventually, expected, prompt_of
 from tests.services.test_failures import begin_decode, begin_prefill
@@ -82,6 +83,46 @@ async def test_what_has_not_ended_in_time_is_handed_over(
         assert "has drained" in caplog.text
         assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
         await served.until_idle()
+
+
+async def test_a_router_drains_a_worker_by_its_address() -> None:
+    async with deployment("1,2") as served:
+        client, victim = await begin_decode(served)
+        (address,) = [w.address for f in served.dispatcher._flights.values() for w in f.workers[1:]]
+        stop = asyncio.Event()
+        serving = asyncio.create_task(victim.host.serve(stop))
+        served.pool.drain(address)
+        await asyncio.wait_for(serving, 2)
+        assert stop.is_set(), "so its process ends"
+        await eventually(lambda: any(w.draining for w in served.pool._workers.values()))
+        draining = asyncio.create_task(victim.host.drain())
+        victim.runner.open()
+        await client.ends_right()
+        await asyncio.wait_for(draining, 2)
+        await victim.host.close()
+        victim.closed = True
+        await eventually(lambda: not served.pool.all_open)
+        with pytest.raises(Unavailable):
+            served.pool.drain(address)
+        with pytest.raises(BadRequest, match="there are unix:"):
+            served.pool.drain("h:1")
+        await served.until_idle()
+
+
+async def test_an_idle_worker_has_left_and_is_not_lost_however_soon_it_closes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with deployment("2,1") as served:
+        for name in ("prefill-0", "decode-0"):
+            victim = served[name]
+            with caplog.at_level(logging.INFO, "hexserve.router"):
+                await victim.host.drain()
+                await victim.kill()
+                await eventually(lambda: not served.pool.all_open)
+            assert "has left" in caplog.text
+            assert "is lost" not in caplog.text
+            caplog.clear()
+            await served.revive(name)
 
 
 async def test_an_engine_that_fails_ends_the_drain() -> None:

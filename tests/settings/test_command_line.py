@@ -245,3 +245,23 @@ def test_grpc_is_quiet_unless_asked_otherwise(given: str | None, expected: str) 
     environ |= {} if given is None else {"GRPC_VERBOSITY": given}
     shown = subprocess.check_output([sys.executable, "-c", code], env=environ, text=True)
     assert shown.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ([], True),
+        (["--host=::1"], True),
+        (["--host=0.0.0.0"], False),
+        (["--host=0.0.0.0", "--api_key=k"], True),
+    ],
+)
+def test_administration_beyond_this_machine_wants_a_key(
+    arguments: list[str], allowed: bool
+) -> None:
+    assert not serve(*arguments).http.admin
+    if allowed:
+        assert serve("--admin", *arguments).http.admin
+    else:
+        with pytest.raises(ConfigError, match="--admin with --host"):
+            serve("--admin", *arguments)

@@ -54,7 +54,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "advertise": ("h:1", "h:1"), "cpus": ("0,3", (0, 3)),
     "max_exported_fraction": ("0.25", 0.25), "jax_profile_dir": ("/p", "/p"),
     "drain_timeout_s": ("0", 0.0), "worker_wait_s": ("2.5", 2.5), "step_limit_s": ("60", 60.0),
-    "restart_wait_s": ("0.1", 0.1),
+    "restart_wait_s": ("0.1", 0.1), "start_limit_s": ("90", 90.0),
     "api_key": ("a, b", ("a", "b")), "api_key_file": ("/k", "/k"),
     "allowed_origins": ("https://a, *", ("https://a", "*")),
     "ssl_certfile": ("/c", "/c"), "ssl_keyfile": ("/k", "/k"),

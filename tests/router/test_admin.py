@@ -1,0 +1,62 @@
+"""`/admin/drain`: only where it was switched on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fastapi import FastAPI
+
+from router.app import create_app
+from router.context import GatewayContext
+from router.errors import BadRequest, Unavailable
+from tests.router.conftest import Client
+from tests.router.test_bad_input import check_error
+from tests.router.test_openapi import methods_of
+
+PATH = "/admin/drain"
+
+
+async def test_without_it_there_is_no_such_path(client: Client) -> None:
+    assert (await client.post(PATH, {"worker": "h:1"})).status_code == 404
+    assert PATH not in (await client.get("/openapi.json")).json()["paths"]
+
+
+async def test_a_worker_is_drained_by_its_address(client: Client) -> None:
+    told: list[str] = []
+    client = client.with_context(drain_worker=told.append)
+    answer = await client.post(PATH, {"worker": "h:1"})
+    assert (answer.status_code, answer.json()) == (200, {"worker": "h:1", "state": "draining"})
+    assert told == ["h:1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "status"),
+    [
+        ({}, None, 400),
+        ({"worker": 3}, None, 400),
+        ({"worker": "h:1", "now": True}, None, 400),
+        ({"worker": "h:1"}, BadRequest("no worker"), 400),
+        ({"worker": "h:1"}, Unavailable("it is away"), 503),
+    ],
+)
+async def test_what_cannot_be_drained(
+    client: Client, body: dict, error: Exception | None, status: int
+) -> None:
+    def drain(_: str) -> None:
+        assert error is not None, "nothing is to be drained"
+        raise error
+
+    check_error(await client.with_context(drain_worker=drain).post(PATH, body), status)
+
+
+async def test_it_wants_the_key(client: Client) -> None:
+    told: list[str] = []
+    client = client.with_context(drain_worker=told.append, api_keys=("k",))
+    check_error(await client.post(PATH, {"worker": "h:1"}), 401)
+    assert told == []
+
+
+def test_it_is_described(context: GatewayContext) -> None:
+    app = create_app(replace(context, drain_worker=lambda _: None))
+    assert methods_of(app.openapi()["paths"]) == methods_of(FastAPI.openapi(app)["paths"])

@@ -1,0 +1,52 @@
+"""Messages of sessions that are dropped are counted, at both ends."""
+
+from __future__ import annotations
+
+from router.drops import Drops
+from router.metrics import RouterMetrics
+from router.workers import WorkerPool
+from tests.protos.sessions import eventually, hello, order, raw_stream, serving, start
+from tests.services.scene import Scene, delta
+
+
+def test_sums_go_on_over_restarts() -> None:
+    drops = Drops()
+    for epoch, count, total in [(1, 2, 2), (1, 2, 2), (1, 5, 5), (2, 1, 6), (2, 4, 9)]:
+        drops.take("a", epoch, count)
+        assert drops.by_workers == total
+    drops.take("b", 1, 1)
+    assert drops.by_workers == 10
+
+
+async def test_tokens_of_an_ended_attempt_are_late() -> None:
+    scene = Scene()
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(7, 0, 5), delta(0, 0, 5))
+    assert (await asking).tokens == (5,)
+    await scene.stream.aclose()
+    scene.tell(scene.decode, delta(0, 1, 6))
+    assert scene.pool.drops.late == 2
+
+
+async def test_what_a_worker_has_no_use_for_is_told_to_routers() -> None:
+    async with serving() as (address, worker, sessions):
+        pool = WorkerPool([address], lambda _: None)
+        metrics = RouterMetrics("m")
+        metrics.export_workers(pool)
+        pool.open()
+        try:
+            await pool.wait_until_all_open()
+            (session,) = pool._sessions
+            for _ in range(3):
+                session.start(order("a"))
+            session.abort(order("unknown").attempt)
+            async with raw_stream(address) as call:
+                for message in (hello(), start("b"), b"\xff"):
+                    await call.write(message)
+                await eventually(lambda: sessions.dropped == 4)
+            await eventually(lambda: pool.dropped()["by_worker"] == 4)
+            assert len(worker.started) == 2
+            line = 'hexserve:dropped_messages_total{engine="0",kind="by_worker",model_name="m"} 4.0'
+            assert line in metrics.render().decode().splitlines()
+        finally:
+            await pool.close()
