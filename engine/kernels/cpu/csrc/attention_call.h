@@ -212,11 +212,10 @@ class Attention {
     }
     if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
     const Keys keys = space.keys;
-    Ahead next_keys = {}, next_values = {};
+    Ahead ahead = {};
     if (next.task != nullptr) {
       space.keys = find_rows(*next.task, next.piece, space.next_offsets);
-      next_keys = ahead_of(*next.task, k_, space);
-      next_values = ahead_of(*next.task, v_, space);
+      ahead = ahead_of(*next.task, space);
     }
 
     // Where the values of a head serve more than one call, they are laid out as steps once.
@@ -224,13 +223,13 @@ class Attention {
     for (int64_t head = 0; head < task.heads; ++head) {
       const int64_t column = (task.head + head) * shape_.head_dim;
       const Rows<T> k = {k_ + column, space.offsets}, v = {v_ + column, space.offsets};
-      pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys, next_keys);
+      pieces_.pack_keys(k, keys, shape_.head_dim, space.packed_keys, ahead);
       if (packed_values != nullptr) pieces_.pack_values(v, keys, shape_.head_dim, packed_values);
       each_call(space.per_head, [&](int64_t first, int64_t count) {
         const int64_t query = head * space.per_head + first;
         const Mixed result = task.split < 0 ? space.from_piece : from(part(part_of(task, piece)), query);
         pieces_.attend(scoring_, space.packed_queries + query * steps(), count, space.seen + first,
-                       space.packed_keys, v, packed_values, result, next_values);
+                       space.packed_keys, v, packed_values, result, ahead);
         if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);
       });
     }
@@ -253,17 +252,19 @@ class Attention {
     return {begin - start, end - start};
   }
 
-  // A walk over the task's heads of the rows in space.next_offsets. Half of it, for values, is made
-  // while scoring: hence the pace of half a strip.
-  Ahead ahead_of(const AttentionTask& task, const T* pool, const Workspace& space) const {
+  // A walk over the task's heads of the rows in space.next_offsets. A quarter of it is made while
+  // keys are packed, the rest while scoring and mixing: hence the pace.
+  Ahead ahead_of(const AttentionTask& task, const Workspace& space) const {
     constexpr int64_t kSize = sizeof(T);
+    const int64_t column = task.head * shape_.head_dim;
     Ahead ahead = {};
-    ahead.base = reinterpret_cast<const char*>(pool + task.head * shape_.head_dim);
-    ahead.offsets = space.next_offsets + space.keys.begin;
-    ahead.rows = space.keys.end - space.keys.begin;
+    ahead.base = reinterpret_cast<const char*>(k_ + column);
+    ahead.values = reinterpret_cast<const char*>(v_ + column);
+    ahead.first = ahead.offsets = space.next_offsets + space.keys.begin;
+    ahead.count = ahead.rows = space.keys.end - space.keys.begin;
     ahead.row_bytes = task.heads * shape_.head_dim * kSize;
     ahead.element_bytes = kSize;
-    ahead.pace = table_.strip * kSize * kPerStep<Step> / 32;
+    ahead.pace = 3 * table_.strip * kSize * kPerStep<Step> / 64;
     return ahead;
   }
 

@@ -38,13 +38,17 @@ struct Rows {
   const int64_t* offsets;
 };
 
-// A walk over rows that are needed soon, in the order of memory. Loops go on by `pace` lines for
-// each few dimensions or keys of a strip, about as fast as they read.
+// A walk over rows that are needed soon, first of keys and then of values, in the order of memory.
+// Loops go on by a few lines for each few rows, dimensions or keys, all of them about as fast as they
+// read: a loop that went on faster would wait for memory.
 struct Ahead {
   const char* base;
   const int64_t* offsets;  // of the `rows` left, in elements
   int64_t rows, row_bytes, element_bytes;
   const char *line, *end;  // within the row under way
+  const char* values;      // null once they are under way
+  const int64_t* first;    // the offsets of all `count` rows
+  int64_t count;
   int64_t pace;
 };
 

@@ -1,5 +1,5 @@
 // rotate(q [T, heads, head_dim], k [T, kv_heads, head_dim], angles [positions, width],
-//        positions [T], live) -> q, k in place
+//        positions [T], live) -> q, k
 
 #include "kernel_table.h"
 #include "operands.h"
