@@ -128,7 +128,29 @@ class KVWritten:
     ok: bool
 
 
-Event = Admitted | Rejected | Computed | Prefilled | KVRead | KVWritten | TokenDelta | Failure
+@dataclass(frozen=True, slots=True)
+class CacheChanged:
+    """Full blocks whose KV has become reusable here, and those that have been evicted.
+
+    By the chain hashes of engine.block_hash. Taken in order from an empty set, `evicted` before
+    `added`, these events give what is cached: none is added twice or evicted unless it is there.
+    """
+
+    added: tuple[int, ...]
+    evicted: tuple[int, ...]
+
+
+Event = (
+    Admitted
+    | Rejected
+    | Computed
+    | Prefilled
+    | KVRead
+    | KVWritten
+    | CacheChanged
+    | TokenDelta
+    | Failure
+)
 
 
 @dataclass(frozen=True, slots=True)

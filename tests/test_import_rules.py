@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 """Room → the other rooms whose modules it may import."""
 
-PLAIN_ENGINE = {"engine.types", "engine.events", "engine.blocks", "engine.prefix_cache"}
+PLAIN_ENGINE = {"engine.types", "engine.events", "engine.blocks", "engine.block_hash"}
 """What the wire and the router may know of the engine."""
 
 ACCELERATED = {"jax", "jaxlib", "torch", "ray", "libtpu"}
@@ -53,7 +53,7 @@ JAX_FREE_ENGINE = {
     for name in (
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
         "runner", "exports", "admission", "copies", "pace", "under_way", "models.families",
-        "models.weights",
+        "models.weights", "block_hash",
     )
 }  # fmt: skip
 
