@@ -25,6 +25,7 @@ from engine.types import (
     TokenLogprobs,
 )
 from protos import worker_pb2 as wire
+from protos.block_codec import NO_CHANGES, BlockChanges, decode_changes
 from protos.errors import WireError
 from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
@@ -74,7 +75,8 @@ class StartOrder:
 class WorkerInfo:
     """A decoded Welcome: what a worker is. `epoch` is new for every worker process.
 
-    `spare_roles` are those it takes only when no worker that is meant for them is left.
+    `spare_roles` are those it takes when no worker that is meant for them is left, or when there
+    is so little to do that it is done sooner here.
     """
 
     epoch: int
@@ -105,6 +107,7 @@ class StepUpdate:
     load: Load | None
     draining: bool
     transfers: Transfers
+    blocks: BlockChanges = NO_CHANGES
 
 
 # ---- tokens ----
@@ -385,4 +388,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         load,
         message.load.draining,
         decode_transfers(message.load.transfers),
+        decode_changes(message.block_events),
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from typing import Any, Protocol
 
 import grpc
 
 from engine.types import AttemptId, Failure, FailureCode, Load, TokenDelta
 from protos import worker_pb2 as wire
+from protos.block_feed import BlockFeed
 from protos.codec import (
     PROTOCOL_VERSION,
     StartOrder,
@@ -32,6 +33,8 @@ from protos.transfer_codec import Transfers
 log = logging.getLogger("hexserve.session")
 
 LOAD_INTERVAL_S = 0.5
+BLOCK_NEWS_WITHIN_S = 0.05
+"""When a router hears of cached blocks for which it gets no tokens."""
 SERVICE = "hexserve.v1.Worker"
 
 
@@ -52,8 +55,10 @@ class WorkerService(Protocol):
 
 
 class _Session:
-    def __init__(self) -> None:
+    def __init__(self, cached: Set[int]) -> None:
         self.outbox = Outbox()
+        self.blocks = BlockFeed(cached)
+        self.block_news: asyncio.TimerHandle | None = None
         self.attempts: set[AttemptId] = set()
         self.broken = asyncio.Event()
         self.writing = False
@@ -68,6 +73,7 @@ class SessionServer:
         self._owners: dict[AttemptId, _Session] = {}
         self._draining = False
         self._sessions: set[_Session] = set()
+        self._cached: set[int] = set()
 
     # ---- the worker's side ----
 
@@ -88,6 +94,23 @@ class SessionServer:
         session = self.forget(attempt)
         if session is not None:
             session.outbox.add_rejected(attempt, reason)
+
+    def cache_changed(self, added: Set[int], evicted: Set[int]) -> None:
+        """Tell every router, soon, which blocks (hashes) are cached now and which no more.
+
+        One that is in both was evicted first. What is no change is left out.
+        """
+        gone = evicted & self._cached - added
+        new = added - self._cached
+        self._cached -= gone
+        self._cached |= new
+        if not (gone or new):
+            return
+        loop = asyncio.get_running_loop()
+        for session in self._sessions:
+            session.blocks.change(new, gone)
+            if session.block_news is None:
+                session.block_news = loop.call_later(BLOCK_NEWS_WITHIN_S, session.outbox.nudge)
 
     def forget(self, attempt: AttemptId) -> _Session | None:
         """Nothing more will be told of `attempt`; idempotent."""
@@ -129,7 +152,7 @@ class SessionServer:
     async def _serve(
         self, requests: AsyncIterator[wire.Down], context: grpc.aio.ServicerContext
     ) -> None:
-        session = _Session()
+        session = _Session(self._cached)
         self._sessions.add(session)
         try:
             await self._greet(requests, context)
@@ -150,6 +173,8 @@ class SessionServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._sessions.discard(session)
+            if session.block_news is not None:
+                session.block_news.cancel()
             for attempt in list(session.attempts):
                 self.forget(attempt)
                 self._service.abort(attempt)
@@ -166,8 +191,6 @@ class SessionServer:
                 f"{PROTOCOL_VERSION}"
             )
         await context.write(wire.Up(welcome=encode_welcome(self._info)))
-        # The snapshot of cached hashes: this worker caches none, so one empty last piece.
-        await context.write(wire.Up(cache_snapshot=wire.CacheSnapshot(last=True)))
 
     async def _read(self, requests: AsyncIterator[wire.Down], session: _Session) -> None:
         async for down in requests:
@@ -181,6 +204,9 @@ class SessionServer:
                         self._service.abort(attempt)
                 case "drain":
                     self.drain()
+                case "resync":
+                    session.blocks.restart()
+                    session.outbox.nudge()
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
@@ -216,7 +242,15 @@ class SessionServer:
         while True:
             step = await session.outbox.take(wait_s)
             session.writing = True
-            wait_s = LOAD_INTERVAL_S
+            # Between its pieces a snapshot lets steps through.
+            if (piece := session.blocks.take_piece()) is not None:
+                await context.write(wire.Up(cache_snapshot=piece))
+            wait_s = 0.0 if session.blocks.in_pieces else LOAD_INTERVAL_S
+            if (changes := session.blocks.take_changes()) is not None:
+                step.block_events.CopyFrom(changes)
+            if session.block_news is not None:
+                session.block_news.cancel()
+                session.block_news = None
             transfers = self._service.transfers()
             news = {} if transfers == told else transfers
             load = encode_load(self._service.load(), draining=self._draining, transfers=news)
