@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 from engine.types import TokenDelta
-from router.workers import Worker
+from router.worker import Worker
 
 
 class AttemptLost(Exception):
@@ -48,9 +48,9 @@ class Flight:
         self._ready: asyncio.Queue[TokenDelta | Exception] = asyncio.Queue()
         self.unread = 0
         self._prefill_tokens = prefill_tokens
-        workers[0].prefill_tokens += prefill_tokens
+        workers[0].prefill_began(prefill_tokens)
         for worker in workers:
-            worker.sequences += 1
+            worker.began()
 
     def needs(self, worker: Worker) -> bool:
         """Whether the attempt is lost with `worker`.
@@ -63,7 +63,7 @@ class Flight:
 
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""
-        self._count_prefilled()
+        self._count_prefilled(computed=True)
         held = self._ahead.get(delta.index)
         if held is None or len(held.tokens) <= len(delta.tokens):
             self._ahead[delta.index] = delta
@@ -95,12 +95,13 @@ class Flight:
 
     def land(self) -> None:
         """The attempt has ended: it is counted no more. Once."""
-        self._count_prefilled()
+        self._count_prefilled(computed=False)
         for worker in self.workers:
-            worker.sequences -= 1
+            worker.ended()
 
-    def _count_prefilled(self) -> None:
-        self.workers[0].prefill_tokens -= self._prefill_tokens
+    def _count_prefilled(self, *, computed: bool) -> None:
+        if self._prefill_tokens:
+            self.workers[0].prefill_ended(self._prefill_tokens, computed=computed)
         self._prefill_tokens = 0
 
     def _take_next(self) -> TokenDelta | None:

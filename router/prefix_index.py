@@ -89,11 +89,12 @@ class PrefixIndex:
 
     # ---- asked by the router ----
 
-    def hits(self, chain: Sequence[int]) -> npt.NDArray[np.int64]:
-        """How many blocks from the start of `chain` on each worker holds: [workers or more].
+    def hits(self, chain: Sequence[int], workers: int) -> npt.NDArray[np.int64]:
+        """How many blocks from the start of `chain` on each worker below `workers` holds.
 
         `chain` are the hashes of a prompt's blocks in their order.
         """
+        found = np.zeros(workers, np.int64)
         rows: list[int] = []
         find = self._rows.get
         for each in chain:
@@ -102,14 +103,16 @@ class PrefixIndex:
                 break
             rows.append(row)
         if not rows:
-            return np.zeros(self._words.shape[1] * _WORD_BITS, np.int64)
+            return found
         holding = np.bitwise_and.accumulate(self._words.take(rows, axis=0), axis=0)
         # Few of its rows differ from the one before: only those are spread out to workers.
         differ = (holding[1:] != holding[:-1]).any(axis=1)
         last = np.append(np.flatnonzero(differ), len(rows) - 1)
         bits = np.unpackbits(holding[last].view(np.uint8), axis=1, bitorder="little")
         blocks = np.diff(last, prepend=-1).astype(np.float32)  # floats multiply faster
-        return (blocks @ bits.astype(np.float32)).astype(np.int64)
+        known = bits[:, :workers].astype(np.float32)
+        found[: known.shape[1]] = blocks @ known
+        return found
 
     # ---- rows and bits ----
 
