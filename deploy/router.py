@@ -171,7 +171,7 @@ async def running_router(
     metrics = RouterMetrics(name)
     pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
     metrics.export_transfers(pool.transfers)
-    metrics.export_prefixes(pool.prefixes)
+    metrics.export_prefixes(pool.prefix_totals)
     metrics.export_workers(pool)
     dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
     context = GatewayContext(

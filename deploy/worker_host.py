@@ -13,7 +13,7 @@ from decode_worker.service import DecodeService
 from deploy.addresses import WorkerAddress
 from deploy.engine_thread import EngineThread
 from engine.build import BuiltEngine
-from engine.events import Rejected, StepResult
+from engine.events import CacheChanged, Rejected, StepResult
 from engine.types import AttemptId, Failure, Load, PromptLogprobs, Role, TokenDelta
 from kvtransfer import (
     SERVER_OPTIONS,
@@ -129,6 +129,8 @@ class WorkerHost:
                 case Rejected(attempt, reason):
                     self._forget(attempt, reason)
                     self._sessions.rejected(attempt, reason)
+                case CacheChanged(added, evicted):
+                    self._sessions.cache_changed(frozenset(added), frozenset(evicted))
                 case _:
                     self._prefill.handle(event)
                     self._decode.handle(event)

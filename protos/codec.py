@@ -25,6 +25,7 @@ from engine.types import (
 )
 from protos import worker_pb2 as wire
 from protos.attempt_codec import decode_attempt
+from protos.block_codec import NO_CHANGES, BlockChanges, decode_changes
 from protos.errors import WireError
 from protos.logprob_codec import decode_prompt_logprobs
 from protos.sampling_codec import decode_sampling, encode_sampling
@@ -76,7 +77,8 @@ class StartOrder:
 class WorkerInfo:
     """A decoded Welcome: what a worker is. `epoch` is new for every worker process.
 
-    `spare_roles` are those it takes only when no worker that is meant for them is left.
+    `spare_roles` are those it takes when no worker that is meant for them is left, or when there
+    is so little to do that it is done sooner here.
     """
 
     epoch: int
@@ -110,6 +112,7 @@ class StepUpdate:
     transfers: Transfers
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     dropped: int = 0
+    blocks: BlockChanges = NO_CHANGES
 
 
 # ---- messages ----
@@ -364,4 +367,5 @@ def decode_step(message: wire.Step) -> StepUpdate:
         decode_transfers(message.load.transfers),
         tuple(decode_prompt_logprobs(p) for p in message.prompt_logprobs),
         message.load.dropped,
+        decode_changes(message.block_events),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from engine.types import AttemptId, Load
 from protos import worker_pb2 as wire
+from protos.block_codec import SnapshotReader
 from protos.codec import (
     MESSAGE_LIMITS,
     PROTOCOL_VERSION,
@@ -48,6 +49,9 @@ class SessionListener(Protocol):
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         """News of a step."""
 
+    def cached(self, session: WorkerSession, hashes: Sequence[int]) -> None:
+        """Exactly these blocks are cached there; `stepped` tells what changes."""
+
     def lost(self, session: WorkerSession, reason: str) -> None:
         """Whatever was started here will not be answered any more."""
 
@@ -81,6 +85,10 @@ class WorkerSession:
     def drain(self) -> None:
         """Ask the worker to take no new work, and to end after what runs."""
         self._outgoing.put_nowait(wire.Down(drain=wire.Drain()))
+
+    def resync(self) -> None:
+        """Have `cached` called again: what was told of blocks does not fit together."""
+        self._outgoing.put_nowait(wire.Down(resync=wire.Resync()))
 
     async def run(self) -> None:
         """Keep a session open until cancelled."""
@@ -137,6 +145,7 @@ class WorkerSession:
 
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
         welcomed: WorkerInfo | None = None
+        early: list[int] | None = None  # a snapshot that came before the session was open
         while True:
             data = await _read(stream)
             if data is grpc.aio.EOF:
@@ -145,16 +154,24 @@ class WorkerSession:
             match up.WhichOneof("message"):
                 case "welcome" if welcomed is None:
                     welcomed = decode_welcome(up.welcome)
+                    snapshots = SnapshotReader(welcomed.limits.num_blocks)
                     self.load = Load(free_blocks=welcomed.limits.num_blocks)
                     self.draining = False
                 case "step" if welcomed is not None:
-                    self._take_step(decode_step(up.step), welcomed)
+                    self._take_step(decode_step(up.step), welcomed, early)
+                    early = None
                 case "cache_snapshot" if welcomed is not None:
-                    pass  # routing by cached prefixes is not there yet
+                    hashes = snapshots.take(up.cache_snapshot)
+                    if self.info is None:
+                        early = hashes
+                    elif hashes is not None:
+                        self._listener.cached(self, hashes)
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
-    def _take_step(self, update: StepUpdate, info: WorkerInfo) -> None:
+    def _take_step(
+        self, update: StepUpdate, info: WorkerInfo, early_snapshot: Sequence[int] | None
+    ) -> None:
         if update.load is not None:
             if update.draining and not self.draining:
                 self.drain()  # also says that it is known here: the worker waits for that
@@ -164,6 +181,8 @@ class WorkerSession:
         if self.info is None:  # not before: one whose step hangs must not come and go
             self.info = info
             self._listener.opened(self)
+            if early_snapshot is not None:
+                self._listener.cached(self, early_snapshot)
         self._listener.stepped(self, update)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from typing import Any, Protocol
 
 import grpc
@@ -17,6 +17,7 @@ import grpc
 from engine.types import AttemptId, Failure, FailureCode, Load, PromptLogprobs, TokenDelta
 from protos import worker_pb2 as wire
 from protos.attempt_codec import decode_attempt
+from protos.block_feed import BlockFeed
 from protos.codec import (
     PROTOCOL_VERSION,
     StartOrder,
@@ -35,6 +36,8 @@ log = logging.getLogger("hexserve.session")
 LOAD_INTERVAL_S = 0.5
 ACKNOWLEDGED_WITHIN_S = 2.0
 """How long a drain waits for routers to say that they know of it; one may hang, or be older."""
+BLOCK_NEWS_WITHIN_S = 0.05
+"""When a router hears of cached blocks for which it gets no tokens."""
 SERVICE = "hexserve.v1.Worker"
 
 
@@ -58,10 +61,12 @@ class WorkerService(Protocol):
 
 
 class _Session:
-    def __init__(self) -> None:
+    def __init__(self, cached: Set[int]) -> None:
         self.greeted = False
         self.knows_of_drain = False
         self.outbox = Outbox()
+        self.blocks = BlockFeed(cached)
+        self.block_news: asyncio.TimerHandle | None = None
         self.attempts: set[AttemptId] = set()
         self.broken = asyncio.Event()
         self.writing = False
@@ -82,6 +87,7 @@ class SessionServer:
         self._draining = False
         self._patience_ends = 0.0  # on the loop's clock, while draining
         self._sessions: set[_Session] = set()
+        self._cached: set[int] = set()
 
     # ---- the worker's side ----
 
@@ -108,6 +114,23 @@ class SessionServer:
         session = self.forget(attempt)
         if session is not None:
             session.outbox.add_rejected(attempt, reason)
+
+    def cache_changed(self, added: Set[int], evicted: Set[int]) -> None:
+        """Tell every router, soon, which blocks (hashes) are cached now and which no more.
+
+        One that is in both was evicted first. What is no change is left out.
+        """
+        gone = evicted & self._cached - added
+        new = added - self._cached
+        self._cached -= gone
+        self._cached |= new
+        if not (gone or new):
+            return
+        loop = asyncio.get_running_loop()
+        for session in self._sessions:
+            session.blocks.change(new, gone)
+            if session.block_news is None:
+                session.block_news = loop.call_later(BLOCK_NEWS_WITHIN_S, session.outbox.nudge)
 
     def forget(self, attempt: AttemptId) -> _Session | None:
         """Nothing more will be told of `attempt`; idempotent."""
@@ -161,7 +184,7 @@ class SessionServer:
     async def _serve(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        session = _Session()
+        session = _Session(self._cached)
         self._sessions.add(session)
         try:
             await self._greet(requests, context)
@@ -184,6 +207,8 @@ class SessionServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._sessions.discard(session)
+            if session.block_news is not None:
+                session.block_news.cancel()
             for attempt in list(session.attempts):
                 self.forget(attempt)
                 self._service.abort(attempt)
@@ -201,8 +226,6 @@ class SessionServer:
                 f"{PROTOCOL_VERSION}"
             )
         await context.write(wire.Up(welcome=encode_welcome(self._info)))
-        # The snapshot of cached hashes: this worker caches none, so one empty last piece.
-        await context.write(wire.Up(cache_snapshot=wire.CacheSnapshot(last=True)))
 
     async def _read(self, requests: AsyncIterator[bytes], session: _Session) -> None:
         async for data in requests:
@@ -222,6 +245,9 @@ class SessionServer:
                     if not self._draining:
                         self.drain()
                         self._service.drain_asked()
+                case "resync":
+                    session.blocks.restart()
+                    session.outbox.nudge()
                 case other:
                     raise WireError(f"a message {other!r} at this point")
 
@@ -259,7 +285,15 @@ class SessionServer:
         while True:
             step = await session.outbox.take(wait_s)
             session.writing = True
-            wait_s = LOAD_INTERVAL_S
+            # Between its pieces a snapshot lets steps through.
+            if (piece := session.blocks.take_piece()) is not None:
+                await context.write(wire.Up(cache_snapshot=piece))
+            wait_s = 0.0 if session.blocks.in_pieces else LOAD_INTERVAL_S
+            if (changes := session.blocks.take_changes()) is not None:
+                step.block_events.CopyFrom(changes)
+            if session.block_news is not None:
+                session.block_news.cancel()
+                session.block_news = None
             transfers = self._service.transfers()
             news = {} if transfers == told else transfers
             load = self._service.load()

@@ -28,16 +28,18 @@ FAILURE_TRANSFER: FailureCode
 FAILURE_PREEMPTED: FailureCode
 
 class Down(_message.Message):
-    __slots__ = ("hello", "start", "abort", "drain")
+    __slots__ = ("hello", "start", "abort", "drain", "resync")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     start: Start
     abort: Abort
     drain: Drain
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    resync: Resync
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "router_id")
@@ -120,6 +122,10 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Resync(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -22,7 +22,6 @@ from engine.types import (
     AttemptId,
     FailureCode,
     ModelLimits,
-    Role,
     SamplingParams,
     SequenceId,
     SequenceRequest,
@@ -46,15 +45,13 @@ from router.flight import (
     Flight,
 )
 from router.generation import NOT_URGENT
-from router.policy import choose_colocated, choose_decode, choose_prefill
+from router.placement import Placement, place
 from router.prompt_scores import PromptScores
 from router.urgency import Urgency
-from router.workers import Worker, WorkerPool
+from router.worker import Worker
+from router.workers import WorkerPool
 
 log = logging.getLogger("hexserve.router")
-
-Placement = tuple[tuple[Worker, Role], ...]
-"""The workers of an attempt and what each does; the first prefills."""
 
 MAX_LOST_ATTEMPTS = 5
 """How many attempts in a row may be lost; one that has made progress begins a new row.
@@ -173,13 +170,14 @@ class Dispatcher:
             number += 1
             before = len(output)
             placed = await self._workers_for(
+                prompt + tuple(output),
                 refusing,
                 deadline=(refused_at or loop.time()) + self._worker_wait_s,
                 only_first=sampling.max_tokens - before == 1,
                 begun=lambda: bool(output) or begun(),
                 urgency=urgency,
             )
-            fingerprint = placed[0][0].info.limits.fingerprint
+            fingerprint = placed.workers[0][0].info.limits.fingerprint
             model = model or fingerprint
             if fingerprint != model:
                 raise Unavailable("the workers that are left serve another model")
@@ -232,15 +230,15 @@ class Dispatcher:
         urgency: Urgency,
     ) -> Flight:
         attempt = sequence.attempt
-        workers = tuple(worker for worker, _ in placed)
-        colocated = placed[0][1] == COLOCATED
+        workers = tuple(worker for worker, _ in placed.workers)
+        colocated = placed.workers[0][1] == COLOCATED
         transfer_id = b"" if colocated else secrets.token_bytes(TRANSFER_ID_BYTES)
         scores = None if sampling.prompt_logprobs is None else PromptScores(len(prompt) - 1)
-        flight = Flight(workers, len(output), len(prompt) + len(output), scores)
+        flight = Flight(workers, len(output), placed.uncached, scores)
         self._flights[attempt] = flight
         sources = workers[0].info.sources
         try:
-            for worker, roles in placed:
+            for worker, roles in placed.workers:
                 request = SequenceRequest(
                     sequence, roles, prompt, sampling, output, transfer_id, urgency.priority
                 )
@@ -260,6 +258,7 @@ class Dispatcher:
 
     async def _workers_for(
         self,
+        tokens: tuple[int, ...],
         refusing: set[Worker],
         *,
         deadline: float,
@@ -267,7 +266,7 @@ class Dispatcher:
         begun: Callable[[], bool],
         urgency: Urgency,
     ) -> Placement:
-        """As `_choose`, but waits for workers that are lost, until `deadline` on the loop's clock.
+        """As `place`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
         A request that has `begun` also waits for room, as it cannot be refused any more.
 
@@ -276,14 +275,14 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         if self._waiting >= MAX_WAITING:
-            return self._choose(refusing, only_first=only_first)
+            return self._choose(tokens, refusing, only_first=only_first)
         self._waiting += 1
         try:
             while True:
                 urgency.check()
                 left = deadline - loop.time()
                 try:
-                    return self._choose(refusing, only_first=only_first)
+                    return self._choose(tokens, refusing, only_first=only_first)
                 except Unavailable:
                     if left <= 0 or self._pool.closing:
                         raise
@@ -298,40 +297,11 @@ class Dispatcher:
         finally:
             self._waiting -= 1
 
-    def _choose(self, refusing: set[Worker], *, only_first: bool) -> Placement:
-        """The workers of an attempt and what each is to do, the one that prefills first.
-
-        A decode worker that can does both while there is no prefill worker.
-
-        `only_first`: the first token is the last, so no decode worker is needed.
-
-        Raises:
-            Unavailable: a role has no worker, or there is none at all.
-            Overloaded: it has, and all of them refuse.
-        """
-        pool, rng = self._pool, self._rng
-        colocated = pool.with_roles(COLOCATED)
-        if not colocated and not pool.with_roles(Role.PREFILL):
-            colocated = pool.standing_in()
-        if colocated:
-            chosen = choose_colocated((w for w in colocated if w not in refusing), rng)
-            if chosen is None:
-                raise Overloaded("every worker's queue is full")
-            return ((chosen, COLOCATED),)
-        roles = [(Role.PREFILL, choose_prefill), (Role.DECODE, choose_decode)]
-        result: list[tuple[Worker, Role]] = []
-        for role, choose in roles[:1] if only_first else roles:
-            candidates = pool.with_roles(role)
-            if not candidates:
-                missing = "prefill worker" if role is Role.PREFILL else "decode worker"
-                if not any(pool.with_roles(each) for each, _ in roles):
-                    missing = "worker"
-                raise Unavailable(f"no {missing} is ready")
-            worker = choose((w for w in candidates if w not in refusing), rng)
-            if worker is None:
-                raise Overloaded("every worker's queue is full")
-            result.append((worker, role))
-        return tuple(result)
+    def _choose(
+        self, tokens: Sequence[int], refusing: set[Worker], *, only_first: bool
+    ) -> Placement:
+        pool = self._pool
+        return place(pool.fleet, pool.prefixes, tokens, refusing, self._rng, only_first=only_first)
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
         """Forget an attempt, and have its workers forget it too; idempotent.

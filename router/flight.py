@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import deque
 
 from engine.types import PromptLogprobs, TokenDelta
 from router.prompt_scores import PromptScores
-from router.workers import Worker
+from router.worker import Worker
 
 
 class AttemptLost(Exception):
@@ -65,9 +64,9 @@ class Flight:
         self.unread = 0
         self.expiry: asyncio.TimerHandle | None = None
         self._prefill_tokens = prefill_tokens
-        workers[0].prefill_tokens += prefill_tokens
+        workers[0].prefill_began(prefill_tokens)
         for worker in workers:
-            worker.sequences += 1
+            worker.began()
 
     def needs(self, worker: Worker) -> bool:
         """Whether the attempt is lost with `worker`.
@@ -81,7 +80,7 @@ class Flight:
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""
         if self._prefill_tokens:
-            self._count_prefilled()
+            self._count_prefilled(computed=True)
         if delta.index == self._next and not self._ahead and self._scores is None:  # nearly always
             self._hand_on(delta)
             return
@@ -102,7 +101,7 @@ class Flight:
         while (found := self._take_next()) is not None:
             if self._scores is not None:
                 whole, self._scores = self._scores.whole(found.id), None
-                found = dataclasses.replace(found, prompt_logprobs=whole)
+                found = found._replace(prompt_logprobs=whole)
             self._hand_on(found)
 
     def fail(self, error: Exception) -> None:
@@ -133,11 +132,11 @@ class Flight:
 
     def land(self) -> None:
         """The attempt has ended: it is counted no more. Once."""
-        self._count_prefilled()
+        self._count_prefilled(computed=False)
         if self.expiry is not None:
             self.expiry.cancel()
         for worker in self.workers:
-            worker.sequences -= 1
+            worker.ended()
 
     def _hand_on(self, delta: TokenDelta) -> None:
         """It is the next in order."""
@@ -151,8 +150,9 @@ class Flight:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _count_prefilled(self) -> None:
-        self.workers[0].prefill_tokens -= self._prefill_tokens
+    def _count_prefilled(self, *, computed: bool) -> None:
+        if self._prefill_tokens:
+            self.workers[0].prefill_ended(self._prefill_tokens, computed=computed)
         self._prefill_tokens = 0
 
     def _take_next(self) -> TokenDelta | None:

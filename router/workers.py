@@ -10,53 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.types import COLOCATED, AttemptId, FailureCode, Load, ModelLimits, Role
-from protos.codec import StartOrder, StepUpdate, WorkerInfo
+from engine.types import COLOCATED, FailureCode, ModelLimits, Role
+from protos.codec import StepUpdate, WorkerInfo
 from protos.session_client import WorkerSession
+from router.cached_prefixes import CachedPrefixes
 from router.drops import Drops
 from router.errors import BadRequest, Unavailable
 from router.fields import show
+from router.fleet import Fleet
 from router.load import PoolLoad
 from router.prefix_metrics import PrefixTotals
 from router.transfers import TransferTotals
 from router.waiting_line import WaitingLine
+from router.worker import Worker
 
 log = logging.getLogger("hexserve.router")
 
 STATES = ("ready", "draining", "unreachable", "given up", "serves another model")
-
-
-class Worker:
-    """An open session with a worker, and what this router has in flight there.
-
-    Attributes:
-        prefill_tokens: tokens sent to be prefilled here, whose first token has not come.
-        sequences: attempts that this router has started here and that have not ended.
-    """
-
-    def __init__(self, session: WorkerSession, info: WorkerInfo) -> None:
-        self.info = info
-        self.prefill_tokens = 0
-        self.sequences = 0
-        self._session = session
-
-    @property
-    def address(self) -> str:
-        return self._session.address
-
-    @property
-    def load(self) -> Load:
-        return self._session.load
-
-    @property
-    def draining(self) -> bool:
-        return self._session.draining
-
-    def start(self, order: StartOrder) -> None:
-        self._session.start(order)
-
-    def abort(self, attempt: AttemptId) -> None:
-        self._session.abort(attempt)
 
 
 class WorkerListener(Protocol):
@@ -86,8 +56,9 @@ class WorkerPool:
 
     `was_complete` tells whether it has been `complete` at some time, `closing` that it will not
     be again. `waiting` are the requests that wait for a worker. `transfers` sums what the workers
-    have counted of KV transfers, `prefixes` what they have found of prompts, lost workers included;
-    `preemptions` counts this router's attempts that were put off for want of KV blocks.
+    have counted of KV transfers, `prefix_totals` what they have found of prompts, lost workers
+    included; `preemptions` counts this router's attempts that were put off for want of KV blocks.
+    `fleet` are the open workers that are used, `prefixes` what they have cached.
     """
 
     def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
@@ -102,11 +73,13 @@ class WorkerPool:
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
         self.preemptions = 0
-        self.prefixes = PrefixTotals()
+        self.prefix_totals = PrefixTotals()
         self.drops = Drops()
+        self.fleet = Fleet()
+        self.prefixes = CachedPrefixes(self.fleet)
         self.closing = False
         self.was_complete = False
-        self._last_limits: ModelLimits | None = None
+        self._limits: ModelLimits | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.waiting = WaitingLine()
 
@@ -153,21 +126,14 @@ class WorkerPool:
 
     # ---- who is there ----
 
-    def with_roles(self, roles: Role) -> list[Worker]:
-        """Open workers that do exactly `roles` and take new work."""
-        return [w for w in self._workers.values() if w.info.roles == roles and not w.draining]
-
-    def standing_in(self) -> list[Worker]:
-        """Open decode workers that take new work and can prefill as well."""
-        return [w for w in self.with_roles(Role.DECODE) if Role.PREFILL in w.info.spare_roles]
-
     @property
     def complete(self) -> bool:
         """True when a request can be served from prompt to last token."""
+        fleet = self.fleet
         return bool(
-            self.with_roles(COLOCATED)
-            or (self.with_roles(Role.PREFILL) and self.with_roles(Role.DECODE))
-            or self.standing_in()
+            len(fleet.taking(COLOCATED))
+            or (len(fleet.taking(Role.PREFILL)) and len(fleet.taking(Role.DECODE)))
+            or len(fleet.standing_in)
         )
 
     @property
@@ -187,8 +153,11 @@ class WorkerPool:
     @property
     def limits(self) -> ModelLimits | None:
         """What every open worker can serve, the tightest of their limits; without one, the last."""
+        return self._limits
+
+    def _take_limits(self) -> None:
         all_limits = [w.info.limits for w in self._workers.values()]
-        return min(all_limits, key=lambda each: each.max_model_len, default=self._last_limits)
+        self._limits = min(all_limits, key=lambda each: each.max_model_len, default=self._limits)
 
     def total_load(self) -> PoolLoad:
         """The load of all workers that are used."""
@@ -273,8 +242,8 @@ class WorkerPool:
             hear(session.address, is_open)
 
     def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
-        self._workers[session] = Worker(session, info)
-        self._last_limits = self.limits
+        self._workers[session] = Worker(session, info, self.fleet)
+        self._take_limits()
         self.was_complete = self.was_complete or self.complete
         log.info("worker %s is there: %s", session.address, info.roles)
 
@@ -285,19 +254,28 @@ class WorkerPool:
             if info.limits.fingerprint == fingerprint:
                 del self._left_out[session]
                 self._let_in(session, info)
+                session.resync()  # what it told of cached blocks was not kept
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         worker = self._workers.get(session)
         if session.info is not None and update.transfers:
             self.transfers.take(session.address, session.info.epoch, update.transfers)
         if session.info is not None and update.load is not None:
-            self.prefixes.take(session.address, session.info.epoch, update.load)
+            self.prefix_totals.take(session.address, session.info.epoch, update.load)
             self.drops.take(session.address, session.info.epoch, update.dropped)
         self.preemptions += sum(f.code is FailureCode.PREEMPTED for f in update.failures)
-        if worker is not None and self._listener is not None:
-            self._listener.stepped(worker, update)
+        if worker is not None:
+            worker.told()
+            self.prefixes.changed(worker, update.blocks)
+            if self._listener is not None:
+                self._listener.stepped(worker, update)
         if update.load is not None:
             self._on_load(self)
+
+    def cached(self, session: WorkerSession, hashes: Sequence[int]) -> None:
+        worker = self._workers.get(session)
+        if worker is not None:
+            self.prefixes.snapshot(worker, hashes)
 
     def lost(self, session: WorkerSession, reason: str) -> None:
         self._left_out.pop(session, None)
@@ -306,6 +284,9 @@ class WorkerPool:
         worker = self._workers.pop(session, None)
         if worker is None:
             return
+        self._take_limits()
+        self.prefixes.left(worker)
+        worker.leave()
         self.transfers.gone(worker.address)
         if not self.closing:
             if worker.draining:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
@@ -83,6 +83,7 @@ class Listener:
     def __init__(self) -> None:
         self.openings: list[WorkerInfo | None] = []
         self.losses: list[str] = []
+        self.snapshots: list[list[int]] = []
         self.updates: list[StepUpdate] = []
 
     def opened(self, session: WorkerSession) -> None:
@@ -90,6 +91,9 @@ class Listener:
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None:
         self.updates.append(update)
+
+    def cached(self, session: WorkerSession, hashes: Sequence[int]) -> None:
+        self.snapshots.append(list(hashes))
 
     def lost(self, session: WorkerSession, reason: str) -> None:
         self.losses.append(reason)

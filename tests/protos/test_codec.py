@@ -28,12 +28,14 @@ from engine.types import (
 from kvtransfer.books import CAUSES, COUNTED, TransferCounts
 from protos import codec
 from protos import worker_pb2 as wire
+from protos.block_codec import BlockChanges, SnapshotReader, encode_changes, encode_piece
 from protos.codec import RejectedAttempt, StartOrder, WireError, WorkerInfo
 from protos.transfer_codec import Transfers
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 ids = st.builds(AttemptId, st.text(min_size=1, max_size=40), U32)
+hashes = st.lists(U64, max_size=9).map(tuple)
 token_lists = st.lists(U32, max_size=20).map(tuple)
 some_tokens = st.lists(U32, min_size=1, max_size=20).map(tuple)
 
@@ -152,6 +154,7 @@ def test_a_welcome_comes_back(info: WorkerInfo) -> None:
              st.booleans()),
     st.booleans(),
     transfers,
+    st.builds(BlockChanges, hashes, hashes),
 )  # fmt: skip
 def test_a_step_comes_back(
     tokens: list[TokenDelta],
@@ -160,12 +163,14 @@ def test_a_step_comes_back(
     load: Load,
     draining: bool,
     transfers: Transfers,
+    blocks: BlockChanges,
 ) -> None:
     step = wire.Step(
         tokens=[codec.encode_delta(d) for d in tokens],
         failed=[codec.encode_failure(f) for f in failures],
         rejected=[codec.encode_rejected(r.attempt, r.reason) for r in rejected],
         load=codec.encode_load(load, draining=draining, transfers=transfers),
+        block_events=encode_changes(blocks),
     )
     update = codec.decode_step(over_the_wire(step))
     assert update.deltas == tuple(tokens)
@@ -173,11 +178,24 @@ def test_a_step_comes_back(
     assert update.rejected == tuple(rejected)
     assert (update.load, update.draining) == (load, draining)
     assert update.transfers == transfers
+    assert update.blocks == blocks
+
+
+@given(st.lists(hashes, min_size=1))
+def test_a_snapshot_comes_back(pieces: list[tuple[int, ...]]) -> None:
+    reader = SnapshotReader(most=sum(map(len, pieces)))
+    for _ in range(2):  # one after another
+        *before, last = pieces
+        for piece in before:
+            assert reader.take(over_the_wire(encode_piece(piece, last=False))) is None
+        read = reader.take(over_the_wire(encode_piece(last, last=True)))
+        assert read == [each for piece in pieces for each in piece]
 
 
 def test_a_step_without_a_load_tells_none() -> None:
     update = codec.decode_step(wire.Step())
     assert (update.load, update.transfers) == (None, {})
+    assert not update.blocks
 
 
 def told_transfers(**fields: object) -> wire.Step:

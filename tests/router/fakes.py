@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class ScriptedGenerator:
                 )
                 if index == 0:
                     scores = prompt_scores(sequence, call.prompt, sampling.prompt_logprobs)
-                    delta = replace(delta, prompt_logprobs=scores)
+                    delta = delta._replace(prompt_logprobs=scores)
                 yield delta
                 index += len(tokens)
                 if finish is not None:

@@ -20,26 +20,31 @@ from engine.types import (
     SequenceId,
     TokenDelta,
 )
-from protos.codec import RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
+from protos.codec import NO_ROLES, RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
+from router.cached_prefixes import CachedPrefixes
 from router.dispatch import Dispatcher
 from router.drops import Drops
+from router.fleet import Fleet
+from router.in_flight import InFlight
 from router.waiting_line import WaitingLine
 
 LIMITS = ModelLimits("m", 97, 64, 4, 100, 8)
 
 
 @dataclass(eq=False)
-class FakeWorker:
+class FakeWorker(InFlight):
     name: str
     roles: Role
     orders: list[StartOrder] = field(default_factory=list)
     aborted: list[AttemptId] = field(default_factory=list)
     load: Load = field(default_factory=lambda: Load(free_blocks=100))
-    prefill_tokens: int = 0
-    sequences: int = 0
     draining: bool = False
     model: str = "m"
     spare: bool = False
+    row: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     @property
     def address(self) -> str:
@@ -48,7 +53,8 @@ class FakeWorker:
     @property
     def info(self) -> WorkerInfo:
         limits = dataclasses.replace(LIMITS, fingerprint=self.model)
-        return WorkerInfo(1, self.roles, limits, (f"grpc://{self.name}:1",))
+        spare = Role.PREFILL if self.spare else NO_ROLES
+        return WorkerInfo(1, self.roles, limits, (f"grpc://{self.name}:1",), spare)
 
     def start(self, order: StartOrder) -> None:
         self.orders.append(order)
@@ -78,14 +84,22 @@ class FakePool:
     def listen(self, listener: Dispatcher) -> None:
         self.listener = listener
 
-    def standing_in(self) -> list[FakeWorker]:
-        return [worker for worker in self.workers if worker.spare]
+    @property
+    def fleet(self) -> Fleet:
+        """Of the workers as they are now."""
+        fleet = Fleet()
+        for worker in self.workers:
+            worker.row = fleet.join(worker, worker.info)  # type: ignore[arg-type]
+            fleet.loaded(worker.row, worker.load, draining=worker.draining)
+            fleet.counted(worker.row, worker.prefill_tokens, worker.sequences, worker.rate.value)
+        return fleet
+
+    @property
+    def prefixes(self) -> CachedPrefixes:
+        return CachedPrefixes(self.fleet)
 
     def describe(self) -> list[dict[str, Any]]:
         return []
-
-    def with_roles(self, roles: Role) -> list[FakeWorker]:
-        return [worker for worker in self.workers if worker.roles == roles]
 
 
 class Scene:

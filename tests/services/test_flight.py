@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,13 +19,8 @@ from engine.types import (
     TokenLogprobs,
 )
 from router.flight import AttemptLost, Flight
+from router.in_flight import InFlight
 from router.prompt_scores import PromptScores
-
-
-@dataclass(eq=False)
-class FakeWorker:
-    prefill_tokens: int = 0
-    sequences: int = 0
 
 
 def delta(index: int, *tokens: int, finish: FinishReason | None = None) -> TokenDelta:
@@ -34,8 +28,8 @@ def delta(index: int, *tokens: int, finish: FinishReason | None = None) -> Token
     return TokenDelta(SequenceId(AttemptId("a", 0), 0), index, tokens, logprobs, finish)
 
 
-def flight_of(first: int = 0) -> tuple[Flight, FakeWorker, FakeWorker]:
-    prefill, decode = FakeWorker(), FakeWorker()
+def flight_of(first: int = 0) -> tuple[Flight, InFlight, InFlight]:
+    prefill, decode = InFlight(), InFlight()
     return Flight((prefill, decode), first, 10), prefill, decode
 
 
@@ -117,7 +111,7 @@ async def test_prefill_is_needed_until_decode_has_gone_on_from_the_first_token()
     flight.deliver(delta(5, 15))
     assert not flight.needs(prefill)
     assert flight.needs(decode)
-    assert not flight.needs(FakeWorker())
+    assert not flight.needs(InFlight())
 
 
 async def test_prefill_is_needed_while_only_its_token_has_come() -> None:
@@ -127,7 +121,7 @@ async def test_prefill_is_needed_while_only_its_token_has_come() -> None:
 
 
 async def test_a_colocated_worker_is_needed_to_the_end() -> None:
-    worker = FakeWorker()
+    worker = InFlight()
     flight = Flight((worker,), 0, 10)
     flight.deliver(delta(0, 10, 11, 12))
     assert flight.needs(worker)

@@ -53,7 +53,9 @@ async def test_a_worker_with_another_model_waits_until_no_other_is_left() -> Non
             async with asyncio.timeout(5):
                 await pool.wait_until_all_open()
             assert states(pool) == ["ready", "serves another model"]
-            assert [w.address for w in pool.with_roles(COLOCATED)] == [first]
+            assert [pool.fleet.worker(row).address for row in pool.fleet.taking(COLOCATED)] == [
+                first
+            ]
         await eventually(lambda: states(pool) == ["ready", "unreachable"])
         assert not pool.all_open
 

@@ -36,7 +36,7 @@ async def turn(served: Deployment, prompt: list[int], count: int = 9) -> int:
 async def test_the_next_turn_of_a_chat_computes_what_is_new(topology: str) -> None:
     async with deployment(topology, hit_tokens=HIT) as served:
         metrics = RouterMetrics("m")
-        metrics.export_prefixes(served.pool.prefixes)
+        metrics.export_prefixes(served.pool.prefix_totals)
         first = [*SYSTEM, 1, 2, 3]
         assert await turn(served, first) == 0
         second = [*first, *expected(first, 9), 4, 5]
@@ -44,7 +44,7 @@ async def test_the_next_turn_of_a_chat_computes_what_is_new(topology: str) -> No
         assert await turn(served, second) == {"1,1": 24, "colocated": 32}[topology]
         assert await turn(served, [*SYSTEM, 9]) == 24
         asked = len(first) + len(second) + len(SYSTEM) + 1
-        await eventually(lambda: served.pool.prefixes.queries == asked)
+        await eventually(lambda: served.pool.prefix_totals.queries == asked)
         shown = metrics.render().decode()
         hits = float({"1,1": 24 + 24, "colocated": 32 + 24}[topology])
         assert f'vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {asked:.1f}' in shown
@@ -70,13 +70,13 @@ async def test_a_worker_that_starts_anew_takes_nothing_back_from_the_sums() -> N
     async with deployment("1,1", hit_tokens=HIT) as served:
         for _ in range(2):
             await turn(served, list(SYSTEM))
-        await eventually(lambda: served.pool.prefixes.hits == 16)
+        await eventually(lambda: served.pool.prefix_totals.hits == 16)
         await served["prefill-0"].kill()
         await served.revive("prefill-0")
         assert await turn(served, list(SYSTEM)) == 0
         assert await turn(served, list(SYSTEM)) == 16
-        await eventually(lambda: served.pool.prefixes.hits == 32)
-        assert served.pool.prefixes.queries == 4 * len(SYSTEM)
+        await eventually(lambda: served.pool.prefix_totals.hits == 32)
+        assert served.pool.prefix_totals.queries == 4 * len(SYSTEM)
 
 
 @pytest.mark.parametrize("topology", ["1,1", "2,1", "1,2", "colocated"])

@@ -15,6 +15,7 @@ from engine.types import (
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate
 from router import dispatch
 from router.errors import Overloaded, Unavailable
+from router.policy import LOCAL_MOST_TOKENS
 from tests.services.deployment import eventually
 from tests.services.scene import Scene, attempt, delta
 
@@ -83,9 +84,10 @@ async def test_a_decode_worker_stands_in_while_no_prefill_worker_is_left() -> No
     scene.pool.change(scene.prefill, scene.decode)
     assert scene.whole()
 
-    scene.stream = scene.dispatcher.generate((1, 2), SamplingParams(), request_id="s")
+    prompt = (1,) * (LOCAL_MOST_TOKENS + 1)
+    scene.stream = scene.dispatcher.generate(prompt, SamplingParams(), request_id="s")
     asking = await scene.ask()
-    assert scene.decode.orders[2].roles == Role.DECODE, "it does so only while there is none"
+    assert scene.decode.orders[2].roles == Role.DECODE, "a long prompt, only while there is none"
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert scene.whole()
