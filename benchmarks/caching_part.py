@@ -43,7 +43,7 @@ class Part:
     def table(self) -> Table:
         table = Table("", *self.columns, title=self.title)
         for name, values in self.rows.items():
-            table.add_row(name, *("" if value is None else f"{value:,.4g}" for value in values))
+            table.add_row(name, *map(_shown, values))
         for name, (value, most) in self.bounds.items():
             shown = "" if value is None else f"{value:.3g}"
             table.add_row(name, f"{shown} (at most {most:g})")
@@ -58,6 +58,12 @@ class Part:
             },
             "bounds": {name: {"value": v, "most": most} for name, (v, most) in self.bounds.items()},
         }
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 @contextmanager
@@ -78,4 +84,4 @@ def serving(*flags: str) -> Iterator[str]:
         ) as server,
     ):
         server.wait_for("ready at http", time.monotonic() + _START_S)
-        yield server.output.split("ready at ", 1)[1].split()[0]
+        yield "http" + server.output.split("ready at http", 1)[1].split()[0]
