@@ -78,4 +78,4 @@ def serving(*flags: str) -> Iterator[str]:
         ) as server,
     ):
         server.wait_for("ready at http", time.monotonic() + _START_S)
-        yield server.output.split("ready at ", 1)[1].split()[0]
+        yield "http" + server.output.split("ready at http", 1)[1].split()[0]
