@@ -300,14 +300,14 @@ def test_what_was_imported_twice_is_kept_once() -> None:
     for each in asked:
         decode.submit(Add(each))
     run(decode)
-    assert decode.load().running_blocks == 2 * 9
+    assert decode.load().running_blocks == 2 * 5
     for each in asked:
         decode.submit(WriteKV(0, each.id, 0, len(PROMPT), kv_of(PROMPT)))
     run(decode)
     for each in asked:
         decode.submit(BeginDecode(each.id, expected(PROMPT, 1)[0]))
     decode.step()
-    assert decode.load().running_blocks == 9 + 9 - 4
+    assert decode.load().running_blocks == 5 + 5 - 4
     events = run(decode)
     for name in "ab":
         tokens = [t for d in deltas_of(events, name) for t in d.tokens]

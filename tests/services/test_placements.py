@@ -8,6 +8,7 @@ import pytest
 
 from engine.types import AttemptId, FinishReason, SamplingParams, SequenceId
 from router.errors import BadRequest, Overloaded, Unavailable
+from router.generation import NOT_URGENT
 from tests.services.deployment import (
     CHUNK_TOKENS,
     EACH_TRANSPORT,
@@ -119,6 +120,7 @@ async def test_earlier_output_is_gone_on_from(topology: str) -> None:
                 prompt,
                 tuple(whole[:count]),
                 SamplingParams(max_tokens=8),
+                NOT_URGENT,
             )
             rest: list[int] = []
             finish = None
