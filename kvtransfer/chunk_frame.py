@@ -27,7 +27,7 @@ def pack_frame(chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
     """The frame of a chunk, its header with the checksum of `arrays`, as one bytes object."""
     # The header comes first and is known last: one as long keeps its place.
     place = encode_header(replace(chunk, checksum=LARGEST_CHECKSUM))
-    frame, memory = _unfilled(len(place) + sum(array.nbytes for array in chunk.arrays))
+    frame, memory = unfilled_bytes(len(place) + sum(array.nbytes for array in chunk.arrays))
     digest = copy_into(places_of(memory[len(place) :], chunk.arrays, alignment=1), arrays)
     header = replace(chunk, checksum=digest)
     encoded = encode_header(header)
@@ -37,7 +37,7 @@ def pack_frame(chunk: ChunkHeader, arrays: Sequence[np.ndarray]) -> Packed:
     return Packed(header, frame)
 
 
-def _unfilled(size: int) -> tuple[bytes, memoryview]:
+def unfilled_bytes(size: int) -> tuple[bytes, memoryview]:
     """A bytes object of whatever, and its memory, of 2 bytes at least.
 
     To fill bytes is what CPython allows to who has just made them, as long as nobody else has

@@ -57,9 +57,9 @@ class _Ended(Exception):
 class _Read:
     """A chunk being read."""
 
-    slot: int
     start: int
-    task: asyncio.Task[tuple[ChunkHeader, Sequence[Any]]]
+    stop: int
+    task: asyncio.Task[Sequence[Any]]
 
 
 class Session:
@@ -82,7 +82,7 @@ class Session:
         self._transfer: Transfer | None = None
         self._cursor = 0  # next token to read
         self._reads: deque[_Read] = deque()  # begun and not yet sent, in token order
-        # Every slot is free, held by a read, or held by the reader until its ack.
+        # Every slot is free, of which each read will take one, or the reader's until its ack.
         self._free = list(range(source.window))
         self._unacknowledged: dict[int, int] = {}  # chunk's first token -> slot
         self._counts = source.books.of(channel.transport)
@@ -275,32 +275,34 @@ class Session:
             return
         assert transfer.total is not None
         size = self._source.chunk_tokens
-        while self._free and self._cursor < transfer.total:
+        while len(self._reads) < len(self._free) and self._cursor < transfer.total:
             start = self._cursor
             stop = min((start // size + 1) * size, transfer.total)
             if stop > transfer.computed:
                 return
-            slot = self._free.pop()
-            task = asyncio.create_task(self._read(slot, start, stop))
+            task = asyncio.create_task(self._read(start, stop))
             task.add_done_callback(lambda _: self._watch.notify())
-            self._reads.append(_Read(slot, start, task))
+            self._reads.append(_Read(start, stop, task))
             self._cursor = stop
 
-    async def _read(self, slot: int, start: int, stop: int) -> tuple[ChunkHeader, Sequence[Any]]:
+    async def _read(self, start: int, stop: int) -> Sequence[Any]:
         assert self._transfer is not None
         source, on_device = self._source, self._channel.on_device
         arrays = await source.read(self._transfer.transfer_id, start, stop, on_device)
         padded = source.chunk_tokens if on_device else None
         check_read(source.layout, arrays, start, stop, padded)
-        return chunk_header(source.layout, slot, start, stop), arrays
+        return arrays
 
     def _pack(self, read: _Read) -> Packed:
         # Packed only now, so that the first chunk leaves before the next one is copied. On the
         # loop: of the usual 3 MiB it takes half a millisecond, and another thread would have to
         # wait for the interpreter twice.
-        packed = self._channel.pack(*read.task.result())
+        arrays = read.task.result()
+        slot = self._free[-1]  # given back last: both ends may still have it in their caches
+        header = chunk_header(self._source.layout, slot, read.start, read.stop)
+        packed = self._channel.pack(header, arrays)
         self._reads.popleft()
-        self._unacknowledged[read.start] = read.slot
+        self._unacknowledged[read.start] = self._free.pop()
         self._count_chunk(packed.header)
         return packed
 
@@ -314,6 +316,9 @@ class Session:
         if not self._channel.post(*sent):
             self._flushing = asyncio.create_task(self._channel.flush())
             self._flushing.add_done_callback(lambda _: self._watch.notify())
+        # A write begins now, and not after the next chunk's packing, and acks are taken in: a
+        # slot that has just come back is used again before one that has left the caches.
+        await asyncio.sleep(0)
 
     async def _flushed(self) -> None:
         """All is out. If the session ends before, the goodbye waits for the rest, or cuts it."""
