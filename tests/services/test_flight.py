@@ -174,7 +174,7 @@ def scores(start: int, *logprobs: float) -> PromptLogprobs:
 
 
 async def test_tokens_wait_for_the_whole_prompts_log_probabilities() -> None:
-    prefill, decode = FakeWorker(), FakeWorker()
+    prefill, decode = InFlight(), InFlight()
     flight = Flight((prefill, decode), 0, 10, PromptScores(4))
     flight.deliver(delta(1, 11, 12))
     flight.deliver(delta(0, 10))
@@ -194,7 +194,7 @@ async def test_tokens_wait_for_the_whole_prompts_log_probabilities() -> None:
 
 
 async def test_a_prompt_of_one_token_has_no_log_probabilities_to_wait_for() -> None:
-    flight = Flight((FakeWorker(), FakeWorker()), 0, 1, PromptScores(0))
+    flight = Flight((InFlight(), InFlight()), 0, 1, PromptScores(0))
     flight.deliver(delta(0, 10))
     (first,) = await passed_on(flight)
     assert first.prompt_logprobs.logprobs.shape == (0,)
