@@ -100,7 +100,7 @@ class Reuse:
         assert self._cache is not None
         if not _computes(sequence):
             return len(sequence.tokens), self._block_size
-        if sequence.sampling.prompt_logprobs is not None:
+        if sequence.sampling.needs_all_logits:
             return 0, self._cache.hit_tokens
         return len(sequence.tokens) - 1, self._cache.hit_tokens
 

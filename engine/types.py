@@ -201,7 +201,7 @@ class TokenDelta(NamedTuple):
     """
 
     id: SequenceId
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish: FinishReason | None = None

@@ -86,8 +86,8 @@ class EventStream(Response):
                     await send(_body(self._answer.error_event(error)))
                 except Exception:
                     log.exception("a stream broke")
-                    error = GenerationFailed("internal error")
-                    await send(_body(self._answer.error_event(error)))
+                    failure = GenerationFailed("internal error")
+                    await send(_body(self._answer.error_event(failure)))
                 await send({"type": "http.response.body", "body": b""})
         except ClientLeft:
             log.debug("a client left its stream")
