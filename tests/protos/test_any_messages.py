@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from engine.types import AttemptId, Failure, FailureCode, SequenceId, TokenDelta
 from protos import codec
 from protos import worker_pb2 as wire
-from protos.codec import MAX_ID_CHARACTERS, WireError, encode_delta, encode_load, encode_welcome
+from protos.attempt_codec import MAX_ID_CHARACTERS
+from protos.codec import WireError, encode_delta, encode_load, encode_welcome
 from protos.session_client import SessionLost, WorkerSession
 from protos.session_server import SessionServer
 from tests.protos.sessions import INFO, Listener, ScriptedWorker, hello, order, start
