@@ -147,6 +147,7 @@ async def test_what_a_draining_worker_leaves_is_no_lost_attempt() -> None:
         await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
         scene.decode.draining = True
         scene.dispatcher.lost(scene.decode, "it has drained")  # type: ignore[arg-type]
+        scene.decode.draining = False  # a new one in its place
     await eventually(lambda: len(scene.decode.orders) == MAX_LOST_ATTEMPTS + 2)
     scene.tell(scene.prefill, delta(MAX_LOST_ATTEMPTS + 1, 0, 5, finish=FinishReason.STOP))
     assert (await asking).tokens == (5,)

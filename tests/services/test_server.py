@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import pytest
 
@@ -76,6 +77,8 @@ class Silent:
     def opened(self, session: WorkerSession) -> None: ...
 
     def stepped(self, session: WorkerSession, update: StepUpdate) -> None: ...
+
+    def cached(self, session: WorkerSession, hashes: Sequence[int]) -> None: ...
 
     def lost(self, session: WorkerSession, reason: str) -> None: ...
 
