@@ -107,6 +107,8 @@ def _cut_sessions() -> None:
     path = address.removeprefix("--address=unix:")
     for entry in os.listdir("/proc/self/fd"):
         try:
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue  # socket.socket() would refuse it, and not close its copy
             with socket.socket(fileno=os.dup(int(entry))) as one:
                 listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if one.getsockname() == path and not listens:
