@@ -66,6 +66,7 @@ def place(
     if pair is None:
         raise Overloaded("every worker's queue is full")
     first, second = pair
+    roles: tuple[Role, ...]
     if second < 0:
         places, roles = [(first, "prefill")], (Role.PREFILL,)
     elif first == second:
