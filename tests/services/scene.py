@@ -86,11 +86,11 @@ class FakePool:
 
     @property
     def fleet(self) -> Fleet:
-        """Of the workers as they are now."""
+        """Of the workers as they are now; one that drains comes back at once, so it is taken."""
         fleet = Fleet()
         for worker in self.workers:
             worker.row = fleet.join(worker, worker.info)  # type: ignore[arg-type]
-            fleet.loaded(worker.row, worker.load, draining=worker.draining)
+            fleet.loaded(worker.row, worker.load, draining=False)
             fleet.counted(worker.row, worker.prefill_tokens, worker.sequences, worker.rate.value)
         return fleet
 

@@ -114,9 +114,9 @@ async def test_earlier_output_is_gone_on_from(topology: str) -> None:
     whole = expected(prompt, 8)
     async with deployment(topology) as served:
         for count in range(1, 8):
-            tokens = (*prompt, *whole[:count])
+            known = (*prompt, *whole[:count])
             flight = served.dispatcher._take_off(
-                served.dispatcher._choose(tokens, set(), only_first=count == 7),
+                served.dispatcher._choose(known, set(), only_first=count == 7),
                 SequenceId(AttemptId(f"resumed-{count}", 3), 0),
                 prompt,
                 tuple(whole[:count]),
