@@ -21,19 +21,18 @@ class Target:
     """`least`: the share of the fastest of `limits` that a transport must reach.
 
     `floor` does the same work with nothing else around it. Where not even it reaches `least` of
-    the limits, the transport must reach `least` of the floor instead. `shown` stands beside.
+    the limits, the transport must reach `least` of the floor instead.
     """
 
     limits: tuple[str, ...]
     least: float
     floor: str | None = None
-    shown: str | None = None
 
 
 TARGETS = {
     "shm": Target(("copies",), 0.8, floor="bare pair"),
     "shm pulled": Target(("copies",), 0.8, floor="bare pair pulled"),
-    "grpc": Target(("packed grpc",), 0.85, shown="bare grpc"),
+    "grpc": Target(("bare grpc",), 0.85, floor="packed grpc"),
     "device": Target(("at once", "in chunks"), 0.9),
 }
 
@@ -112,8 +111,6 @@ def _pairs(transport: str, target: Target) -> list[tuple[str, str | None]]:
     pairs: list[tuple[str, str | None]] = [(transport, limit)]
     if target.floor is not None:
         pairs += [(transport, target.floor), (target.floor, limit)]
-    if target.shown is not None:
-        pairs += [(transport, target.shown), (target.limits[0], target.shown)]
     return pairs
 
 

@@ -14,11 +14,11 @@ shm is timed as workers use it: the reader has pulled while the prompt was being
 waits; the time runs from when the KV is computed until the reader has all of it. For a reader
 that comes late, "shm pulled" runs from the pull on, as grpc does: one more wake-up of a process.
 
-shm is held to its target beside the copies wherever this machine lets any two processes reach
-it; but one process that copies wakes nobody, so that beside it two bare ones do the same work and
-no more ("bare pair"), and where they miss the target, shm must reach the same share of theirs. A
-bare stream neither packs KV nor checks it, so gRPC is held to its target beside a stream that
-does just that ("packed grpc"), and the bare one is shown.
+Targets hold beside the limit wherever this machine lets anything reach it that does the work. One
+process that copies wakes nobody: two bare ones that do the same and no more ("bare pair") stand
+beside shm. A bare stream neither packs KV nor checks it: one that does just that ("packed grpc")
+stands beside gRPC. Where these floors miss the target, the transport must reach the same share of
+them instead.
 
 Checksums are on, as always.
 
