@@ -281,6 +281,7 @@ def encode_delta(delta: TokenDelta) -> wire.Tokens:
             for p in delta.logprobs or ()
         ],
         cached_tokens=delta.cached_tokens,
+        prefill_s=delta.prefill_s,
     )
 
 
@@ -303,6 +304,7 @@ def decode_delta(message: wire.Tokens) -> TokenDelta:
         logprobs,
         _FINISH_BACK.get(message.finish),
         message.cached_tokens,
+        prefill_s=message.prefill_s,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,13 +41,13 @@ class PreparedRequest:
     answer: WholeOrStreamed
     options: RequestOptions
 
-    async def whole(self) -> dict[str, Any]:
-        """Generate everything; the answer as one object.
+    async def whole(self, room: asyncio.Semaphore | None = None) -> dict[str, Any]:
+        """Generate everything; the answer as one object. `room`: see Choices.pieces.
 
         Raises:
             ServingError: as the generator does.
         """
-        outputs = await self.choices.whole()
+        outputs = await self.choices.whole(room)
         return self.answer.whole(outputs, self.choices.usage())
 
 

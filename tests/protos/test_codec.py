@@ -98,7 +98,14 @@ def deltas(draw: st.DrawFn) -> TokenDelta:
     count = len(tokens)
     logprobs = draw(st.none() | st.lists(one, min_size=count, max_size=count).map(tuple))
     finish = draw(st.none() | st.sampled_from(FinishReason))
-    return TokenDelta(SequenceId(draw(ids), draw(U32)), draw(U32), tokens, logprobs, finish)
+    return TokenDelta(
+        SequenceId(draw(ids), draw(U32)),
+        draw(U32),
+        tokens,
+        logprobs,
+        finish,
+        prefill_s=draw(st.floats(0, 100, width=32)),
+    )
 
 
 transfers = st.dictionaries(
