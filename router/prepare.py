@@ -16,7 +16,7 @@ from router.context import GatewayContext
 from router.event_stream import StreamedAnswer
 from router.fields import Fields
 from router.output import Piece
-from router.prompts import chat_tokens, completion_tokens
+from router.prompts import chat_tokens, completion_tokens, tokens_text
 from router.record import RequestRecord
 from router.response_answer import ResponseAnswer
 from router.response_request import read_response
@@ -71,11 +71,11 @@ async def prepare_completion(
         candidates=request.candidates,
     )
     echo = None
-    if request.echo:  # only now it is known that they are short enough to be decoded here
+    if request.echo:  # only now it is known that they are short enough to be decoded
         echo = [
             prompt
             if isinstance(prompt, str)
-            else context.tokenizer.decode(prompt, skip_special_tokens=options.skip_special_tokens)
+            else await tokens_text(context, prompt, skip_special_tokens=options.skip_special_tokens)
             for prompt in request.prompts
         ]
     answer = CompletionAnswer(context.tokenizer, options, record.id, prompts=prompts, echo=echo)
