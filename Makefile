@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CLIENTS ?= .venv-clients
+# guidellm wants torch, of which any build will do.
+TORCH ?= torch==2.13.0
 # The kernels are built for the jaxlib they will run with, so in this environment.
 BUILD := scikit-build-core cmake ninja 'jaxlib>=0.10.0'
 
-.PHONY: demo test test-full test-contract test-sanitized lint clean
+.PHONY: demo test test-full test-contract test-clients test-sanitized lint clean
 
 NATIVE := $(wildcard engine/kernels/cpu/csrc/*) engine/kernels/cpu/cmake/CMakeLists.txt
 
@@ -22,6 +25,10 @@ test-full: $(VENV)/.installed-test
 # The API against its own description, by generated requests; a minute or two.
 test-contract: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m contract tests/router/test_contract.py $(ARGS)
+
+# lm-eval, guidellm and litellm against a deployment. They bring much, so a venv of their own.
+test-clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -m clients tests/clients $(ARGS)
 
 # The C++ kernels under the address and undefined behaviour sanitizers.
 SANITIZED := build/sanitized
@@ -52,6 +59,13 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --no-build-isolation -e '.[test]'
 	touch $@ $(VENV)/.installed
 
+$(CLIENTS)/.installed: pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip $(BUILD)
+	$(CLIENTS)/bin/python -m pip install --quiet $(TORCH)
+	$(CLIENTS)/bin/python -m pip install --no-build-isolation -e '.[test,clients]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build engine/kernels/cpu/*.so
+	rm -rf $(VENV) $(CLIENTS) build engine/kernels/cpu/*.so
 	git clean -fdXq engine/kernels/cpu/cmake

@@ -3,8 +3,9 @@
     python -m benchmarks.paced_worker --address unix:/PATH --stamps FILE --interval SECONDS
 
 As a real worker does after a step, it gives the tokens of all its sequences to the session
-at once; it notes the time of that, see benchmarks.token_stamps. Of an interval of 0 the clock is
-the session: a step follows as soon as it has taken the one before. Ends with its standard input.
+at once; it notes the time of that where the prompt is a number, see benchmarks.token_stamps. Of an
+interval of 0 the clock is the session: a step follows as soon as it has taken the one before. Ends
+with its standard input.
 """
 
 import argparse
@@ -16,7 +17,14 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from benchmarks.token_stamps import VOCAB_SIZE, Nanoseconds, open_stamps, request_of, token_at
+from benchmarks.token_stamps import (
+    VOCAB_SIZE,
+    Nanoseconds,
+    is_number,
+    open_stamps,
+    request_of,
+    token_at,
+)
 from engine.types import (
     COLOCATED,
     AttemptId,
@@ -30,11 +38,11 @@ from protos.codec import MESSAGE_LIMITS, StartOrder, WorkerInfo
 from protos.session_server import SessionServer
 from protos.transfer_codec import Transfers
 
-_BLOCKS = 4096
+_BLOCKS = 65536
 _POLL_S = 0.001
 """How often a session is asked whether it has taken a step."""
 _LIMITS = ModelLimits(
-    "paced", VOCAB_SIZE, max_model_len=65536, block_size=16, num_blocks=_BLOCKS, max_seqs=1024
+    "paced", VOCAB_SIZE, max_model_len=131072, block_size=16, num_blocks=_BLOCKS, max_seqs=1024
 )
 
 
@@ -90,7 +98,8 @@ class PacedService:
             index = self._sent[attempt]
             self._sent[attempt] += 1
             last = index + 1 == sequence.sampling.max_tokens
-            self._stamps[request_of(sequence.prompt), index] = now
+            if is_number(sequence.prompt):
+                self._stamps[request_of(sequence.prompt), index] = now
             finish = FinishReason.LENGTH if last else None
             self.sessions.tokens(TokenDelta(sequence.id, index, (token_at(index),), finish=finish))
             if last:

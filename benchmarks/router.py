@@ -35,6 +35,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.arguments import positive, positive_int
 from benchmarks.logged_process import StartError
 from benchmarks.report import print_line
 from benchmarks.router_processes import running_router
@@ -147,30 +148,30 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.router", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "--streams", type=_positive_int, help="streams at once, beside a single one; default 32"
+        "--streams", type=positive_int, help="streams at once, beside a single one; default 32"
     )
-    parser.add_argument("--tokens", type=_positive_int, help="of each stream; default 100")
-    parser.add_argument("--rounds", type=_positive_int, help="default 5")
+    parser.add_argument("--tokens", type=positive_int, help="of each stream; default 100")
+    parser.add_argument("--rounds", type=positive_int, help="default 5")
     parser.add_argument(
-        "--rate", type=_positive, default=50.0, help="tokens/s of each stream; default 50"
-    )
-    parser.add_argument(
-        "--busy-streams", type=_positive_int, help="streams that saturate the router; default 256"
+        "--rate", type=positive, default=50.0, help="tokens/s of each stream; default 50"
     )
     parser.add_argument(
-        "--busy-tokens", type=_positive_int, help="of each of these streams; default 400"
+        "--busy-streams", type=positive_int, help="streams that saturate the router; default 256"
+    )
+    parser.add_argument(
+        "--busy-tokens", type=positive_int, help="of each of these streams; default 400"
     )
     parser.add_argument("--quick", action="store_true", help="smaller defaults, for a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 when the target is missed")
     parser.add_argument(
-        "--limit-ms", type=_positive, default=2.0, help="a target of --check; default 2"
+        "--limit-ms", type=positive, default=2.0, help="a target of --check; default 2"
     )
     parser.add_argument(
-        "--least-share", type=_positive, default=0.5, help="a target of --check; default 0.5"
+        "--least-share", type=positive, default=0.5, help="a target of --check; default 0.5"
     )
     parser.add_argument(
-        "--busy-limit-ms", type=_positive, default=20.0, help="a target of --check; default 20"
+        "--busy-limit-ms", type=positive, default=20.0, help="a target of --check; default 20"
     )
     args = parser.parse_args(argv)
     defaults = (
@@ -188,20 +189,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.json and not args.json.absolute().parent.is_dir():
         parser.error(f"--json {args.json}: no such folder")
     return args
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value:g} is not above 0")
-    return value
 
 
 if __name__ == "__main__":

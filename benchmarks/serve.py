@@ -31,6 +31,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.arguments import positive_int
 from benchmarks.openai_stream import OpenAIStreamClient, ServerError
 from benchmarks.report import FIGURES, Report, Server, print_line
 from benchmarks.stats import host_info
@@ -188,7 +189,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--label", action="append", help="the server's name in the results, once for each --url"
     )
     parser.add_argument("--workload", default="all", help="comma-separated, or all (default)")
-    parser.add_argument("--rounds", type=_positive_int, default=1, help="default 1")
+    parser.add_argument("--rounds", type=positive_int, default=1, help="default 1")
     parser.add_argument("--api", choices=("completions", "chat"), default="completions")
     parser.add_argument("--seed", type=int, help="seed of the prompts; default: a random one")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, for a smoke test")
@@ -251,13 +252,6 @@ def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     args.check = args.check or bool(args.target)
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(2**32)
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _target(text: str) -> Target:

@@ -34,6 +34,11 @@ def prompt_of(request: int) -> tuple[int, int]:
     return divmod(request, 256)
 
 
+def is_number(prompt: Sequence[int]) -> bool:
+    """Whether a prompt is as `prompt_of` makes them."""
+    return len(prompt) == 2
+
+
 def request_of(prompt: Sequence[int]) -> int:
     """The inverse of `prompt_of`."""
     high, low = prompt

@@ -41,7 +41,11 @@ class ByteLevelDetokenizer(Detokenizer):
         self._amid_character = False
 
     def push(self, ids: Sequence[int]) -> str:
-        data = b"".join([self._token_bytes(token) for token in ids if token not in self._skipped])
+        if len(ids) == 1:
+            data = b"" if ids[0] in self._skipped else self._token_bytes(ids[0])
+        else:
+            shown = [self._token_bytes(token) for token in ids if token not in self._skipped]
+            data = b"".join(shown)
         if data.isascii() and not self._amid_character:
             return data.decode("ascii")
         text = self._utf8.decode(data)

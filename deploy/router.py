@@ -174,6 +174,7 @@ async def running_router(
     metrics.export_prefixes(pool.prefix_totals)
     metrics.export_workers(pool)
     dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
+    metrics.export_waiting(lambda: dispatcher.waiting)
     context = GatewayContext(
         generator=dispatcher,
         tokenizer=tokenizer,

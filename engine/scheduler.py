@@ -8,6 +8,8 @@ dropped.
 
 from __future__ import annotations
 
+import time
+
 from engine.admission import Admission
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
@@ -296,6 +298,7 @@ class Scheduler:
     def _admit(self) -> None:
         for sequence in self._admission.admitted():
             self._growth.begin(sequence)
+            sequence.admitted = time.monotonic()
             if Role.PREFILL in sequence.request.roles:
                 sequence.enter(SequenceState.PREFILLING)
                 self._prefilling.append(sequence)
@@ -380,12 +383,15 @@ class Scheduler:
             return
         token = outcome.tokens[row.id]
         index, cached = sequence.output_count, self._reuse.of_prompt(sequence)
+        prefills = Role.PREFILL in sequence.request.roles
+        prefilled = prefills and index == len(sequence.request.output)
+        prefill_s = time.monotonic() - sequence.admitted if prefilled else 0.0
         sequence.unread -= 1
         sequence.tokens.append(token)
         finish = sequence.finish_after(token, self.limits.max_model_len)
         logprobs = outcome.logprobs.get(row.id)
         scored = None if logprobs is None else (logprobs,)
-        delta = TokenDelta(row.id, index, (token,), scored, finish, cached)
+        delta = TokenDelta(row.id, index, (token,), scored, finish, cached, prefill_s=prefill_s)
         self._events.append(delta)
         if exporting:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))

@@ -53,6 +53,7 @@ class Sequence:
         blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
             under way hold views of it: it is replaced, never changed.
         slot: row of the per-sequence state on the devices, -1 without one.
+        admitted: time.monotonic() when it left the queue.
         reused: tokens whose KV it found here when it was admitted.
         prefix: its full blocks, as the prefix cache knows them.
         awaits: name of a block that another one computes and that it waits for in the queue.
@@ -67,6 +68,7 @@ class Sequence:
     last_step: int = 0
     blocks: np.ndarray = field(default_factory=no_blocks)
     slot: int = -1
+    admitted: float = 0.0
     reused: int = 0
     prefix: Prefix = field(default_factory=Prefix)
     awaits: int | None = None

@@ -196,6 +196,7 @@ class TokenDelta(NamedTuple):
     `index` is the output position of `tokens[0]`. `logprobs`, when asked for, has one
     entry per token. `finish` is set on the last delta of a sequence. `cached_tokens` is set on
     the first one, by whoever computed the prompt: how many of its tokens it had not to compute.
+    `prefill_s` comes with it: seconds from the prompt's admission to that token.
     `prompt_logprobs`, all of them, come with the first delta that a client's request gets, if it
     asked for them.
     """
@@ -207,6 +208,7 @@ class TokenDelta(NamedTuple):
     finish: FinishReason | None = None
     cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    prefill_s: float = 0.0
 
 
 class FailureCode(enum.Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -280,6 +281,7 @@ def encode_delta(delta: TokenDelta) -> wire.Tokens:
             for p in delta.logprobs or ()
         ],
         cached_tokens=delta.cached_tokens,
+        prefill_s=delta.prefill_s,
     )
 
 
@@ -296,13 +298,20 @@ def decode_delta(message: wire.Tokens) -> TokenDelta:
             for p in message.logprobs
         )
     return TokenDelta(
-        SequenceId(decode_attempt(request_id, message.attempt), message.choice),
+        _sequence_id(request_id, message.attempt, message.choice),
         message.index,
         tokens,
         logprobs,
         _FINISH_BACK.get(message.finish),
         message.cached_tokens,
+        prefill_s=message.prefill_s,
     )
+
+
+@functools.lru_cache(maxsize=8192)
+def _sequence_id(request_id: str, attempt: int, choice: int) -> SequenceId:
+    """Found again for every further token of a sequence."""
+    return SequenceId(decode_attempt(request_id, attempt), choice)
 
 
 def encode_failure(failure: Failure) -> wire.Failed:

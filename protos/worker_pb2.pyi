@@ -198,7 +198,7 @@ class Step(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs", "cached_tokens")
+    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs", "cached_tokens", "prefill_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class Tokens(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     choice: int
@@ -215,7 +216,8 @@ class Tokens(_message.Message):
     finish: Finish
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
     cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    prefill_s: float
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")

@@ -39,7 +39,8 @@ def create_app(context: GatewayContext) -> FastAPI:
     async def health() -> Response:
         """Describe the workers; 503 while requests cannot be served."""
         return JSONResponse(
-            context.generator.health(), status_code=200 if context.generator.ready else 503
+            {"requests": len(context.running), **context.generator.health()},
+            status_code=200 if context.generator.ready else 503,
         )
 
     @app.get("/metrics")

@@ -54,14 +54,14 @@ class Choices:
             cached += min(begun, default=0)
         return cached
 
-    async def whole(self) -> list[Piece]:
-        """Every choice's whole output, in order.
+    async def whole(self, room: asyncio.Semaphore | None = None) -> list[Piece]:
+        """Every choice's whole output, in order; see `pieces`.
 
         Raises:
             ServingError: as the generator does.
         """
         parts: list[list[Piece]] = [[] for _ in self._sequences]
-        async with aclosing(self.pieces()) as pieces:
+        async with aclosing(self.pieces(room)) as pieces:
             async for number, piece in pieces:
                 parts[number].append(piece)
         outputs = [join(part) for part in parts]
@@ -73,19 +73,22 @@ class Choices:
             kept += reversed(ranked[-self._n :])
         return kept
 
-    def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    def pieces(
+        self, room: asyncio.Semaphore | None = None
+    ) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces as they come, each with its choice's number. Closing this aborts all choices.
+
+        `room` is of MAX_AT_ONCE, for whoever has several of these in one request.
 
         Raises:
             ServingError: one of them failed; the others are aborted.
         """
-        if len(self._sequences) == 1:  # the usual case needs no task
+        if len(self._sequences) == 1 and room is None:  # the usual case needs no task
             return self._sequences[0].pieces()
-        return self._merged()
+        return self._merged(room or asyncio.Semaphore(MAX_AT_ONCE))
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def _merged(self, room: asyncio.Semaphore) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)
-        room = asyncio.Semaphore(MAX_AT_ONCE)
         tasks = [
             asyncio.create_task(_run(number, sequence, room, merged))
             for number, sequence in enumerate(self._sequences)

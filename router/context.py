@@ -14,6 +14,7 @@ from router.errors import BadRequest, ModelNotFound, Unavailable
 from router.fields import check_text, show
 from router.generation import Generator
 from router.metrics import RouterMetrics
+from router.running import RunningRequests
 
 ANY_MODEL = ("", "hexllm")
 """Names by which a client means whatever is served."""
@@ -36,6 +37,7 @@ class GatewayContext:
         max_requests: those served at once; more are refused with 429.
         max_body_bytes: larger request bodies are refused with 413.
         drain_worker: what `/admin/drain` does; without it there is no such path.
+        running: the requests that are with the generator.
         body_timeout_s: bodies that take longer to arrive are refused with 408.
     """
 
@@ -54,6 +56,7 @@ class GatewayContext:
     max_body_bytes: int = 10 * 1024 * 1024
     drain_worker: Callable[[str], None] | None = None
     body_timeout_s: float = 60.0
+    running: RunningRequests = field(default_factory=RunningRequests)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def ready_limits(self) -> ModelLimits:

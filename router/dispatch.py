@@ -81,7 +81,7 @@ class Dispatcher:
         self._rng = random.Random(seed)
         self._worker_wait_s = worker_wait_s
         self._flights: dict[AttemptId, Flight] = {}
-        self._requests = self._waiting = 0
+        self._sequences = self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -108,14 +108,19 @@ class Dispatcher:
         self._draining = True
 
     async def wait_until_idle(self) -> None:
-        """Until no request runs."""
+        """Until no sequence runs."""
         await self._idle.wait()
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait here for a worker."""
+        return self._waiting
 
     def health(self) -> dict[str, Any]:
         state = "draining" if self._draining else "ready" if self.ready else "waiting for workers"
         return {
             "state": state,
-            "requests": self._requests,
+            "sequences": self._sequences,
             "waiting_for_workers": self._waiting,
             "workers": self._pool.describe(),
         }
@@ -139,14 +144,14 @@ class Dispatcher:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """A request runs inside."""
-        self._requests += 1
+        """A sequence runs inside."""
+        self._sequences += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._requests -= 1
-            if not self._requests:
+            self._sequences -= 1
+            if not self._sequences:
                 self._idle.set()
 
     async def _attempts(

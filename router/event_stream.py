@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -81,7 +82,8 @@ class EventStream(Response):
             async with aclosing(self._pieces), cancelled_on_disconnect(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 try:
-                    await self._send_events(body_sender(scope, send))
+                    # In a task of its own: every event would pass all of the caller's frames.
+                    await asyncio.create_task(self._send_events(body_sender(scope, send)))
                 except ServingError as error:
                     await send(_body(self._answer.error_event(error)))
                 except Exception:

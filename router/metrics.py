@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.load import PoolLoad
@@ -37,7 +39,9 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._running = self._gauge("vllm:num_requests_running", "Requests being computed.")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting at workers.")
+        self._waiting = self._gauge(
+            "vllm:num_requests_waiting", "Requests waiting in router and workers."
+        )
         self._kv_usage = self._gauge(
             "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all of them."
         )
@@ -71,6 +75,14 @@ class RouterMetrics:
             _ITL_BUCKETS,
         )
         self.registry.register(self._itl)
+        self._queue = self._histogram(
+            "vllm:request_queue_time_seconds",
+            "Request to its prompt's admission by a worker.",
+            _REQUEST_BUCKETS,
+        )
+        self._prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "Admission to first token.", _REQUEST_BUCKETS
+        )
         self._e2e = self._histogram(
             "vllm:e2e_request_latency_seconds", "Request to last token.", _REQUEST_BUCKETS
         )
@@ -94,17 +106,34 @@ class RouterMetrics:
             registry=self.registry,
         )
 
+        lora = Gauge(
+            "vllm:lora_requests_info",
+            "Adapters, in the labels: none can be loaded. The value is when that was found.",
+            [*self._labels, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            registry=self.registry,
+        )
+        lora.labels(
+            **self._labels, max_lora="0", running_lora_adapters="", waiting_lora_adapters=""
+        ).set_to_current_time()
+        self._waiting_at_workers = 0
+        self._waiting_here: Callable[[], int] = lambda: 0
+        self._waiting.set_function(lambda: self._waiting_at_workers + self._waiting_here())
+
     def set_load(self, load: PoolLoad) -> None:
         """Set the gauges."""
         self._compiles.set(load.compiles)
         self._running.set(load.running)
-        self._waiting.set(load.waiting)
+        self._waiting_at_workers = load.waiting
         self._kv_usage.set(load.kv_cache_usage)
         self._blocks["free"].set(load.free_blocks)
         self._blocks["cached"].set(load.cached_blocks)
         self._blocks["running"].set(load.running_blocks)
         self._blocks["exported"].set(load.exported_blocks)
         self._unaccounted_blocks.set(load.unaccounted_blocks)
+
+    def export_waiting(self, count: Callable[[], int]) -> None:
+        """Count those that wait in the router, `count()` at the time, as waiting too; once."""
+        self._waiting_here = count
 
     def export_workers(self, pool: WorkerPool) -> None:
         """Render the states of the pool's workers from now on, as they are at the time; once."""
@@ -140,6 +169,11 @@ class RouterMetrics:
             self._ttft.observe(since_last_s)
         else:
             self._itl.observe(since_last_s / count, count)
+
+    def prefilled(self, prefill_s: float, since_arrival_s: float) -> None:
+        """A request's first token came; `prefill_s` before it a worker had begun its prompt."""
+        self._prefill.observe(prefill_s)
+        self._queue.observe(max(0.0, since_arrival_s - prefill_s))
 
     def finished(self, reason: str, seconds: float, decode_s: float | None) -> None:
         """A request ended, one of FINISHED_REASONS; `seconds` after it arrived.

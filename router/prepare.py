@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from router.context import GatewayContext
 from router.event_stream import StreamedAnswer
 from router.fields import Fields
 from router.output import Piece
-from router.prompts import chat_tokens, completion_tokens
+from router.prompts import chat_tokens, completion_tokens, tokens_text
 from router.record import RequestRecord
 from router.response_answer import ResponseAnswer
 from router.response_request import read_response
@@ -40,13 +41,13 @@ class PreparedRequest:
     answer: WholeOrStreamed
     options: RequestOptions
 
-    async def whole(self) -> dict[str, Any]:
-        """Generate everything; the answer as one object.
+    async def whole(self, room: asyncio.Semaphore | None = None) -> dict[str, Any]:
+        """Generate everything; the answer as one object. `room`: see Choices.pieces.
 
         Raises:
             ServingError: as the generator does.
         """
-        outputs = await self.choices.whole()
+        outputs = await self.choices.whole(room)
         return self.answer.whole(outputs, self.choices.usage())
 
 
@@ -70,11 +71,11 @@ async def prepare_completion(
         candidates=request.candidates,
     )
     echo = None
-    if request.echo:  # only now it is known that they are short enough to be decoded here
+    if request.echo:  # only now it is known that they are short enough to be decoded
         echo = [
             prompt
             if isinstance(prompt, str)
-            else context.tokenizer.decode(prompt, skip_special_tokens=options.skip_special_tokens)
+            else await tokens_text(context, prompt, skip_special_tokens=options.skip_special_tokens)
             for prompt in request.prompts
         ]
     answer = CompletionAnswer(context.tokenizer, options, record.id, prompts=prompts, echo=echo)

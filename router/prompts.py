@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from checkpoint.errors import ChatTemplateError
@@ -12,6 +13,8 @@ from router.errors import BadRequest
 
 _INLINE_CHARACTERS = 8192
 """Shorter text is tokenized in less time than a thread switch is worth."""
+_INLINE_TOKENS = 2048
+"""Fewer are decoded in less."""
 
 
 async def completion_tokens(context: GatewayContext, request: CompletionRequest) -> list[list[int]]:
@@ -39,6 +42,25 @@ async def text_tokens(context: GatewayContext, text: str, *, add_special_tokens:
     if len(text) <= _INLINE_CHARACTERS:
         return context.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(context.tokenizer.encode, text, add_special_tokens)
+
+
+async def tokens_text(
+    context: GatewayContext, tokens: Sequence[int], *, skip_special_tokens: bool
+) -> str:
+    """The text of token ids."""
+    decode = context.tokenizer.decode
+    if len(tokens) <= _INLINE_TOKENS:
+        return decode(tokens, skip_special_tokens)
+    return await asyncio.to_thread(decode, tokens, skip_special_tokens)
+
+
+async def token_texts(context: GatewayContext, tokens: Sequence[int]) -> list[str]:
+    """How each of the tokens reads alone."""
+
+    def read() -> list[str]:
+        return list(map(context.tokenizer.token_text, tokens))
+
+    return read() if len(tokens) <= _INLINE_TOKENS else await asyncio.to_thread(read)
 
 
 async def chat_tokens(

@@ -70,6 +70,7 @@ class TextSequence:
         reason = "error"
         first_at: float | None = None
         before = record.arrived
+        self._context.running.begin(record)
         try:
             metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
@@ -99,6 +100,8 @@ class TextSequence:
                     if delta.tokens:
                         now = time.perf_counter()
                         metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
+                        if first_at is None:
+                            metrics.prefilled(delta.prefill_s, now - record.arrived)
                         record.tokens(len(delta.tokens), now)
                         before, first_at = now, first_at or now
                     piece = self._assembler.push(delta)
@@ -119,6 +122,7 @@ class TextSequence:
                 reason = "abort"
             raise
         finally:
+            self._context.running.end(record)
             record.reasons.add(reason)
             decode_s = None if first_at is None else before - first_at
             metrics.finished(reason, time.perf_counter() - record.arrived, decode_s)

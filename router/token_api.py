@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 
 from router.body import read_object
 from router.chat_request import read_messages
 from router.context import GatewayContext
 from router.errors import BadRequest
 from router.fields import Fields, check_text
-from router.prompts import message_tokens, text_tokens
+from router.prompts import message_tokens, text_tokens, token_texts, tokens_text
 from router.sampling import check_token_ids
-
-_INLINE_TOKENS = 8192
-"""Fewer are decoded in less time than a thread switch is worth."""
 
 
 def token_routes(context: GatewayContext) -> APIRouter:
@@ -31,7 +27,7 @@ def token_routes(context: GatewayContext) -> APIRouter:
         return {"version": this_version}
 
     @routes.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> JSONResponse:
         """Give the token ids of a text, or of a conversation as the chat template writes it."""
         fields = Fields(await read_object(request, context))
         limits = context.ready_limits()
@@ -39,12 +35,13 @@ def token_routes(context: GatewayContext) -> APIRouter:
         tokens = await _tokens(context, fields)
         strings = fields.flag("return_token_strs")
         fields.finish()
-        return {
+        told = {
             "count": len(tokens),
             "max_model_len": limits.max_model_len,
             "tokens": tokens,
-            "token_strs": list(map(context.tokenizer.token_text, tokens)) if strings else None,
+            "token_strs": await token_texts(context, tokens) if strings else None,
         }
+        return JSONResponse(told)  # as it is: FastAPI would look at every token
 
     @routes.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
@@ -54,10 +51,7 @@ def token_routes(context: GatewayContext) -> APIRouter:
         context.resolve_model(fields.raw("model"))
         tokens = check_token_ids(fields.raw("tokens"), "tokens", limits.vocab_size)
         fields.finish()
-        decode = context.tokenizer.decode
-        if len(tokens) <= _INLINE_TOKENS:
-            return {"prompt": decode(tokens, skip_special_tokens=False)}
-        return {"prompt": await asyncio.to_thread(decode, tokens, skip_special_tokens=False)}
+        return {"prompt": await tokens_text(context, tokens, skip_special_tokens=False)}
 
     return routes
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from router import choices
 from router.answers import DONE_EVENT, event
 from router.body import read_object
 from router.context import GatewayContext
@@ -79,10 +80,11 @@ async def _all(
     context: GatewayContext, instances: list[dict[str, Any]], record: RequestRecord
 ) -> list[str | dict[str, Any]]:
     """All predictions in order, computed at once; the first failure ends the others."""
+    room = asyncio.Semaphore(choices.MAX_AT_ONCE)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_one(context, instance, number, record))
+                group.create_task(_one(context, instance, number, record, room))
                 for number, instance in enumerate(instances)
             ]
     except* ServingError as failures:
@@ -96,7 +98,11 @@ async def _all(
 
 
 async def _one(
-    context: GatewayContext, instance: dict[str, Any], number: int, record: RequestRecord
+    context: GatewayContext,
+    instance: dict[str, Any],
+    number: int,
+    record: RequestRecord,
+    room: asyncio.Semaphore,
 ) -> str | dict[str, Any]:
     fields = Fields(instance, prefix=f"instances[{number}].", integral_floats=True)
     fields.only("stream", [False], "only the single instance of a body can be streamed")
@@ -104,9 +110,9 @@ async def _one(
     if _is_chat(fields):
         answer_id = f"{record.id}-{number}"
         prepared = await prepare_chat(context, fields, record, answer_id=answer_id)
-        return await prepared.whole()
+        return await prepared.whole(room)
     prepared, head = await _prepare_text(context, fields, record)
-    (output,) = await prepared.choices.whole()
+    (output,) = await prepared.choices.whole(room)
     return head + output.text
 
 

@@ -98,7 +98,14 @@ def deltas(draw: st.DrawFn) -> TokenDelta:
     count = len(tokens)
     logprobs = draw(st.none() | st.lists(one, min_size=count, max_size=count).map(tuple))
     finish = draw(st.none() | st.sampled_from(FinishReason))
-    return TokenDelta(SequenceId(draw(ids), draw(U32)), draw(U32), tokens, logprobs, finish)
+    return TokenDelta(
+        SequenceId(draw(ids), draw(U32)),
+        draw(U32),
+        tokens,
+        logprobs,
+        finish,
+        prefill_s=draw(st.sampled_from((0.0, 1.5))),
+    )
 
 
 transfers = st.dictionaries(

@@ -75,6 +75,7 @@ class ScriptedGenerator:
         self.ready = True
         self.cached_tokens: Callable[[Call], int] = lambda _: 0
         """What the first delta of a call tells of its prompt."""
+        self.prefill_s = 0.0
         self.calls: list[Call] = []
 
     @property
@@ -114,6 +115,7 @@ class ScriptedGenerator:
                     _logprobs(tokens, sampling),
                     finish,
                     cached_tokens=0 if index else self.cached_tokens(call),
+                    prefill_s=0.0 if index else self.prefill_s,
                 )
                 if index == 0:
                     scores = prompt_scores(sequence, call.prompt, sampling.prompt_logprobs)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from router.errors import GenerationFailed, Overloaded, Unavailable
 from router.load import PoolLoad
 from tests.router.conftest import Client
-from tests.router.fakes import ScriptedGenerator, batches
+from tests.router.fakes import Pause, ScriptedGenerator, batches
 from tests.router.test_bad_input import check_error
 
 
@@ -23,7 +25,8 @@ async def test_models(client: Client) -> None:
 async def test_ready_and_not(client: Client, generator: ScriptedGenerator) -> None:
     response = await client.get("/ping")
     assert (response.status_code, response.content) == (200, b"")
-    assert (await client.get("/health")).json() == {"ready": True, "workers": []}
+    health = (await client.get("/health")).json()
+    assert health == {"requests": 0, "ready": True, "workers": []}
     generator.ready = False
     response = await client.get("/ping")
     assert (response.status_code, response.content) == (503, b"")
@@ -97,8 +100,36 @@ async def test_public_ids_may_repeat_but_internal_ones_do_not(
     assert "mine" not in first
 
 
+async def test_health_counts_requests_and_not_their_choices(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    seen: list[int] = []
+
+    def script(prompt: list[int]) -> Any:
+        seen.append(len(client.context.running))
+        yield [97]
+        yield [256]
+
+    generator.script = script
+    await client.complete(prompt=["p", "q"], n=2)
+    await client.post("/generate", {"instances": [{"prompt": "p"}, {"prompt": "q"}]})
+    assert len(seen) == 6
+    assert set(seen) == {1}
+    pause = Pause()
+    generator.script = [pause, [256]]
+    asked = [asyncio.create_task(client.complete(prompt="p", n=2)) for _ in range(3)]
+    async with asyncio.timeout(5):
+        while len(generator.calls) < 6 + 6:  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0)
+        assert (await client.get("/health")).json()["requests"] == 3
+        pause.event.set()
+        await asyncio.gather(*asked)
+    assert (await client.get("/health")).json()["requests"] == 0
+
+
 async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     generator.script = batches("Hello", 2)
+    generator.prefill_s = 500.0  # a worker's clock may run ahead: no queue time is below 0
     await client.complete(prompt="abc")
     await client.complete(prompt="abc", max_tokens=2)
     await client.complete(prompt="abc", stop="l")
@@ -116,6 +147,7 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
             total_blocks=41,
         )
     )
+    client.context.metrics.export_waiting(lambda: 5)
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if line[0] != "#")
@@ -134,7 +166,12 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     assert value("e2e_request_latency_seconds_count") == 4
     assert value("request_decode_time_seconds_count") == 3
     assert value("num_requests_running") == 3
-    assert value("num_requests_waiting") == 2
+    assert value("num_requests_waiting") == 2 + 5
+    assert value("request_queue_time_seconds_count") == 3
+    assert value("request_queue_time_seconds_sum") == 0
+    assert value("request_prefill_time_seconds_sum") == 1500
+    lora = 'vllm:lora_requests_info{engine="0",max_lora="0",model_name="org/model",'
+    assert lora + 'running_lora_adapters="",waiting_lora_adapters=""}' in lines
     assert value("kv_cache_usage_perc") == 0.25
     assert float(lines['hexserve:compiles_after_ready{engine="0",model_name="org/model"}']) == 4
     for state, blocks in {"free": 20, "cached": 10, "running": 7, "exported": 3}.items():

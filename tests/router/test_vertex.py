@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router import choices
 from router.errors import GenerationFailed
 from tests.router.conftest import Client, parse_events
 from tests.router.fakes import Pause, ScriptedGenerator, batches
@@ -207,3 +208,22 @@ async def test_other_routes_for_predictions_and_health(
     client = client.with_context(predict_route="/v1/completions", health_route="/health")
     assert (await client.complete())["object"] == "text_completion"
     assert (await client.get("/health")).json()["ready"] is True
+
+
+async def test_many_instances_go_to_the_workers_bit_by_bit(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 3)
+    running: list[int] = []
+
+    def script(prompt: list[int]) -> Any:
+        running.append(sum(not call.closed.is_set() for call in generator.calls))
+        yield [97]
+        yield [256]
+
+    generator.script = script
+    chat = {**CHAT, "n": 4}
+    predictions = await predict(client, chat, *[{"prompt": "p", "raw_response": True}] * 8)
+    assert predictions[1:] == ["a"] * 8
+    assert len(predictions[0]["choices"]) == 4
+    assert max(running) == 3

@@ -95,7 +95,7 @@ async def test_a_client_that_does_not_read_is_given_up_and_its_workers_are_told(
     with pytest.raises(ReaderTooSlow, match="8193 tokens"):
         await anext(scene.stream)
     assert scene.whole()
-    assert scene.dispatcher.health()["requests"] == 0
+    assert scene.dispatcher.health()["sequences"] == 0
 
 
 async def test_an_order_that_cannot_be_sent_leaves_nothing() -> None:

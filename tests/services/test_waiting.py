@@ -109,7 +109,7 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     health = scene.dispatcher.health()
-    assert (health["requests"], health["waiting_for_workers"]) == (0, 0)
+    assert (health["sequences"], health["waiting_for_workers"]) == (0, 0)
     await asyncio.wait_for(scene.dispatcher.wait_until_idle(), 1)
 
 
