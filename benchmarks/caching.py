@@ -4,6 +4,7 @@
 
 a   a chat of several turns by several users with one system prompt, with the cache and without
 c   short prompts beside a long one, with chunked prefill and without, on the paced fake model
+d   the router's choice of workers in a large deployment
 
 With --check, exit status 1 when a target is missed or a part cannot be measured.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.caching_chat import measure_chat
+from benchmarks.caching_choice import measure_choice
 from benchmarks.caching_part import Part
 from benchmarks.caching_short import measure_short
 from benchmarks.logged_process import StartError
@@ -27,6 +29,7 @@ from benchmarks.stats import host_info
 PARTS: dict[str, Callable[[argparse.Namespace, Callable[[str], None]], Part]] = {
     "a": measure_chat,
     "c": measure_short,
+    "d": measure_choice,
 }
 """By letter; each takes the command line and what prints its progress."""
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prefill_worker": COMMON | {"engine", "kvtransfer", "protos"},
     "decode_worker": COMMON | {"engine", "kvtransfer", "protos"},
     "router": COMMON | {"engine", "protos"},
-    "benchmarks": COMMON | {"engine", "kvtransfer", "protos"},
+    "benchmarks": COMMON | {"engine", "kvtransfer", "protos", "router"},
     "hex_llm": {"deploy"},
     "deploy": COMMON | {"engine", "kvtransfer", "protos", "prefill_worker", "decode_worker"}
     | {"router"},
