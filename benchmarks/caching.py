@@ -3,7 +3,9 @@
     python -m benchmarks.caching [--parts a] [--model demo] [--json FILE] [--check]
 
 a   a chat of several turns by several users with one system prompt, with the cache and without
+b   many prefixes on two prefill workers, by what they have cached and by load alone
 c   short prompts beside a long one, with chunked prefill and without, on the paced fake model
+d   the router's choice of workers in a large deployment
 
 With --check, exit status 1 when a target is missed or a part cannot be measured.
 """
@@ -11,13 +13,16 @@ With --check, exit status 1 when a target is missed or a part cannot be measured
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.caching_chat import measure_chat
+from benchmarks.caching_choice import measure_choice
 from benchmarks.caching_part import Part
+from benchmarks.caching_routing import measure_routing
 from benchmarks.caching_short import measure_short
 from benchmarks.logged_process import StartError
 from benchmarks.openai_stream import ServerError
@@ -26,7 +31,9 @@ from benchmarks.stats import host_info
 
 PARTS: dict[str, Callable[[argparse.Namespace, Callable[[str], None]], Part]] = {
     "a": measure_chat,
+    "b": measure_routing,
     "c": measure_short,
+    "d": measure_choice,
 }
 """By letter; each takes the command line and what prints its progress."""
 
@@ -43,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StartError, ServerError) as error:
         print_line(status, str(error), style="red")
         return 1
+    console.print(_targets(parts))
     if args.json:
         measured = {letter: part.as_json() for letter, part in parts.items()}
         args.json.write_text(json.dumps({"host": host_info(), "parts": measured}, indent=2))
@@ -50,6 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in missed:
         print_line(status, f"missed: {line}", style="red")
     return 1 if args.check and missed else 0
+
+
+def _targets(parts: Mapping[str, Part]) -> Table:
+    """What is held against a target, of all parts."""
+    table = Table("", "measured", "target", "", title="targets")
+    for letter, part in parts.items():
+        for name, value, target, kept in part.targets():
+            shown = "" if value is None else f"{value:.3g}"
+            table.add_row(f"{letter}: {name}", shown, target, "kept" if kept else "missed")
+    return table
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

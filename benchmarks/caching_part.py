@@ -24,29 +24,38 @@ class Part:
         columns: the ways, in order.
         rows: figure → its value in each way; None where it has none.
         bounds: what is held against a target → (value, the most that it may be).
+        floors: likewise → (value, the least that it may be).
     """
 
     title: str
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | None, ...]]
     bounds: Mapping[str, tuple[float | None, float]] = field(default_factory=dict)
+    floors: Mapping[str, tuple[float | None, float]] = field(default_factory=dict)
 
     @property
     def missed(self) -> list[str]:
         """A line for every target that is not kept."""
         return [
-            f"{name} is {'not measured' if value is None else f'{value:.3g}'}, at most {most:g}"
-            for name, (value, most) in self.bounds.items()
-            if value is None or value > most
+            f"{name} is {'not measured' if value is None else f'{value:.3g}'}, {target}"
+            for name, value, target, kept in self.targets()
+            if not kept
         ]
+
+    def targets(self) -> Iterator[tuple[str, float | None, str, bool]]:
+        """Name, value, target in words, and whether it is kept."""
+        for name, (value, most) in self.bounds.items():
+            yield name, value, f"at most {most:g}", value is not None and value <= most
+        for name, (value, least) in self.floors.items():
+            yield name, value, f"at least {least:g}", value is not None and value >= least
 
     def table(self) -> Table:
         table = Table("", *self.columns, title=self.title)
         for name, values in self.rows.items():
             table.add_row(name, *map(_shown, values))
-        for name, (value, most) in self.bounds.items():
+        for name, value, target, _ in self.targets():
             shown = "" if value is None else f"{value:.3g}"
-            table.add_row(name, f"{shown} (at most {most:g})")
+            table.add_row(name, f"{shown} ({target})")
         return table
 
     def as_json(self) -> dict[str, Any]:
@@ -57,6 +66,9 @@ class Part:
                 for name, values in self.rows.items()
             },
             "bounds": {name: {"value": v, "most": most} for name, (v, most) in self.bounds.items()},
+            "floors": {
+                name: {"value": v, "least": least} for name, (v, least) in self.floors.items()
+            },
         }
 
 

@@ -172,6 +172,7 @@ async def running_router(
     pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
     metrics.export_transfers(pool.transfers)
     metrics.export_prefixes(pool.prefix_totals)
+    metrics.export_prefix_index(pool.prefixes)
     metrics.export_workers(pool)
     dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
     metrics.export_waiting(lambda: dispatcher.waiting)

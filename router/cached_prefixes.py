@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +56,18 @@ class CachedPrefixes:
 
         The last token never counts: its logits are needed.
         """
-        rows = len(self._fleet.table)
+        rows = self._fleet.rows
         cached = np.zeros(rows, np.int64)
         if len(self.index):
-            root = root_hash(self._fleet.fingerprint.encode())
-            for size in self._fleet.block_sizes:
-                chain = block_hashes(tokens[:-1], size, root)
+            for size, chain in self.chains(tokens).items():
                 np.maximum(cached, size * self.index.hits(chain, rows), out=cached)
         return cached
+
+    def chains(self, tokens: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        """Block size of the fleet → the hashes of the blocks of all `tokens` but the last."""
+        root = root_hash(self._fleet.fingerprint.encode())
+        sizes = self._fleet.block_sizes
+        return {size: block_hashes(tokens[:-1], size, root) for size in sizes}
 
     def count(self, place: str, asked: int, hit: int) -> None:
         """A choice has sent a prompt of `asked` tokens to a place that has `hit` of them."""

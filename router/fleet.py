@@ -16,39 +16,40 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.intp]
 
 _FIRST_ROWS = 64
-COLUMNS = np.dtype(
-    [
-        ("roles", "i1"),  # 0: the row is nobody's
-        ("spare_roles", "i1"),
-        ("taking", "?"),  # not draining
-        ("max_seqs", "f8"),
-        ("num_blocks", "f8"),
-        ("block_size", "f8"),
-        # As the worker last told:
-        ("waiting_tokens", "f8"),
-        ("running", "f8"),  # sequences
-        ("taken", "f8"),  # sequences that run or wait
-        ("room", "f8"),  # blocks: free and cached
-        ("export_limited", "?"),
-        # As this router counts:
-        ("sent_tokens", "f8"),
-        ("sequences", "f8"),
-        ("prefill_rate", "f8"),  # tokens/s
-    ]
-)
+_COLUMNS: dict[str, tuple[str, float]] = {
+    "roles": ("i1", 0),  # 0: the row is nobody's
+    "spare_roles": ("i1", 0),
+    "taking": ("?", 0),  # not draining
+    "max_seqs": ("f8", 1),
+    "num_blocks": ("f8", 1),
+    "block_size": ("f8", 1),
+    # As the worker last told:
+    "waiting_tokens": ("f8", 0),
+    "running": ("f8", 0),  # sequences
+    "taken": ("f8", 0),  # sequences that run or wait
+    "room": ("f8", 0),  # blocks: free and cached
+    "export_limited": ("?", 0),
+    # As this router counts:
+    "sent_tokens": ("f8", 0),
+    "sequences": ("f8", 0),
+    "prefill_rate": ("f8", 1),  # tokens/s
+}
+"""Column → dtype, and what stands in it where the row is nobody's: costs divide by some."""
 
 
 class Fleet:
     """A row for each open worker that is used; it keeps its row while it is open.
 
     Attributes:
-        table: [rows] of COLUMNS.
+        table: column → array [rows]; an array each, as costs read few columns of all rows.
         workers: [rows]; None where a row is nobody's.
         fingerprint: of the model that they serve, all the same; "" before the first.
     """
 
     def __init__(self) -> None:
-        self.table = np.zeros(0, COLUMNS)
+        self.table: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(0, kind) for name, (kind, _) in _COLUMNS.items()
+        }
         self.workers: list[Worker | None] = []
         self.fingerprint = ""
         self.block_sizes: frozenset[int] = frozenset()
@@ -60,45 +61,46 @@ class Fleet:
     def join(self, worker: Worker, info: WorkerInfo) -> int:
         """The row of a worker that is open from now on."""
         if not self._free:
-            rows = len(self.table)
+            rows = self.rows
             more = max(rows, _FIRST_ROWS)
-            self.table = np.concatenate([self.table, np.zeros(more, COLUMNS)])
+            for name, (_, nobody) in _COLUMNS.items():
+                self.table[name] = np.pad(self.table[name], (0, more), constant_values=nobody)
             self.workers += [None] * more
             self._free += range(rows + more - 1, rows - 1, -1)
         row = self._free.pop()
         self.workers[row] = worker
-        record: Any = self.table[row]
-        record["roles"], record["spare_roles"] = info.roles.value, info.spare_roles.value
-        limits = info.limits
+        table, limits = self.table, info.limits
         self.fingerprint = limits.fingerprint
-        record["max_seqs"], record["num_blocks"] = limits.max_seqs, limits.num_blocks
-        record["block_size"] = limits.block_size
+        table["roles"][row], table["spare_roles"][row] = info.roles.value, info.spare_roles.value
+        table["max_seqs"][row], table["num_blocks"][row] = limits.max_seqs, limits.num_blocks
+        table["block_size"][row] = limits.block_size
         self._regroup()
         return row
 
     def leave(self, row: int) -> None:
-        self.table[row] = np.zeros((), COLUMNS)
+        for name, (_, nobody) in _COLUMNS.items():
+            self.table[name][row] = nobody
         self.workers[row] = None
         self._free.append(row)
         self._regroup()
 
     def loaded(self, row: int, load: Load, *, draining: bool) -> None:
         """What the worker of a row tells of its load."""
-        record: Any = self.table[row]
-        record["waiting_tokens"] = load.waiting_tokens
-        record["running"] = load.running
-        record["taken"] = load.running + load.waiting
-        record["room"] = load.free_blocks + load.cached_blocks
-        record["export_limited"] = load.export_limited
-        if record["taking"] == draining:
-            record["taking"] = not draining
+        table = self.table
+        table["waiting_tokens"][row] = load.waiting_tokens
+        table["running"][row] = load.running
+        table["taken"][row] = load.running + load.waiting
+        table["room"][row] = load.free_blocks + load.cached_blocks
+        table["export_limited"][row] = load.export_limited
+        if table["taking"][row] == draining:
+            table["taking"][row] = not draining
             self._groups.clear()
 
     def counted(self, row: int, sent_tokens: int, sequences: int, prefill_rate: float) -> None:
         """What this router has in flight on the worker of a row."""
-        record: Any = self.table[row]
-        record["sent_tokens"], record["sequences"] = sent_tokens, sequences
-        record["prefill_rate"] = prefill_rate
+        table = self.table
+        table["sent_tokens"][row], table["sequences"][row] = sent_tokens, sequences
+        table["prefill_rate"][row] = prefill_rate
 
     def _regroup(self) -> None:
         self._groups.clear()
@@ -106,6 +108,11 @@ class Fleet:
         self.block_sizes = frozenset(int(size) for size in np.unique(sizes))
 
     # ---- asked ----
+
+    @property
+    def rows(self) -> int:
+        """How many there are, with those that are nobody's."""
+        return len(self.workers)
 
     def worker(self, row: int) -> Worker:
         """The worker of a row that is somebody's."""

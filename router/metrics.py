@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.cached_prefixes import CachedPrefixes
 from router.load import PoolLoad
-from router.prefix_metrics import PrefixCollector, PrefixTotals
+from router.prefix_metrics import PrefixCollector, PrefixIndexCollector, PrefixTotals
 from router.tallies import HistogramTally, Tally
 from router.transfers import TransferCollector, TransferTotals
 from router.worker_metrics import WorkerCollector
@@ -142,6 +143,10 @@ class RouterMetrics:
     def export_prefixes(self, totals: PrefixTotals) -> None:
         """Render `totals` from now on, as they are at the time; once."""
         self.registry.register(PrefixCollector(totals, self._labels))
+
+    def export_prefix_index(self, prefixes: CachedPrefixes) -> None:
+        """Render what is known of cached blocks from now on, as it is at the time; once."""
+        self.registry.register(PrefixIndexCollector(prefixes, self._labels))
 
     def export_transfers(self, totals: TransferTotals) -> None:
         """Render `totals` from now on, as they are at the time; once."""

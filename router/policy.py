@@ -9,7 +9,8 @@ A prefill worker costs TTFT, a decode worker fetch + decode, a colocated one TTF
 is remote, prefill on one and decode on another, costs HANDOFF_S on top. What is local, on a decode
 worker that can prefill, delays those that decode there: its uncached tokens count for each.
 
-Each is one line over arrays [workers] below. A prefill worker that waits for its exports to be
+Each is one line over arrays [rows of the fleet] below, for all workers at once: that is sooner
+done than to gather those of a role first. A prefill worker that waits for its exports to be
 fetched comes last, as does a decode worker without room: their queues do not move.
 """
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,16 +47,17 @@ class Ask:
 
 
 class _Costs:
-    """Of each worker in `rows`, for a prompt; all are [len(rows)]."""
+    """Of every row of the fleet, for a prompt; meaningless where the row is nobody's."""
 
-    def __init__(self, fleet: Fleet, rows: Rows, ask: Ask) -> None:
-        table: Any = fleet.table[rows]
-        uncached = ask.tokens - ask.cached[rows]
+    def __init__(self, fleet: Fleet, ask: Ask) -> None:
+        table = fleet.table
+        uncached = ask.tokens - ask.cached[: fleet.rows]
         queued = np.maximum(table["waiting_tokens"], table["sent_tokens"])
-        blocks = (ask.tokens + table["block_size"]) // table["block_size"]  # one token more
+        # One token more than the prompt; `//` takes ten times as long on floats.
+        blocks = np.floor((ask.tokens + table["block_size"]) / table["block_size"])
         batch = (np.maximum(table["taken"], table["sequences"]) + 1) / table["max_seqs"]
         pool = 1.0 - (table["room"] - blocks) / table["num_blocks"]
-        self.sequences = table["sequences"]
+        self.sequences: npt.NDArray[np.float64] = table["sequences"]
         self.ttft: Seconds = (queued + uncached) / table["prefill_rate"]
         self.fetch: Seconds = uncached / FETCH_RATE
         self.decode: Seconds = DECODE_S * np.maximum(batch, pool)
@@ -68,16 +69,14 @@ class _Costs:
 
 def choose_prefill(fleet: Fleet, rows: Rows, ask: Ask, rng: random.Random) -> int | None:
     """The row, among `rows`, of the worker that has the first token first; None without any."""
-    costs = _Costs(fleet, rows, ask)
-    at = _least(costs.ttft, costs.stuck, costs.sequences, rng)
-    return None if at is None else int(rows[at])
+    costs = _Costs(fleet, ask)
+    return _least(rows, costs.ttft, costs.stuck, costs.sequences, rng)
 
 
 def choose_colocated(fleet: Fleet, rows: Rows, ask: Ask, rng: random.Random) -> int | None:
     """The row, among `rows`, of the worker that does it all soonest; None without any."""
-    costs = _Costs(fleet, rows, ask)
-    at = _least(costs.ttft + costs.decode, costs.full, costs.sequences, rng)
-    return None if at is None else int(rows[at])
+    costs = _Costs(fleet, ask)
+    return _least(rows, costs.ttft + costs.decode, costs.full, costs.sequences, rng)
 
 
 def choose_pair(
@@ -89,34 +88,38 @@ def choose_pair(
         prefill, decode: rows to choose from; None without one of each.
         local: those of `decode` that can prefill.
     """
-    ahead, after = _Costs(fleet, prefill, ask), _Costs(fleet, decode, ask)
-    first = _least(ahead.ttft, ahead.stuck, ahead.sequences, rng)
-    second = _least(after.fetch + after.decode, after.full, after.sequences, rng)
+    costs = _Costs(fleet, ask)
+    first = _least(prefill, costs.ttft, costs.stuck, costs.sequences, rng)
+    second = _least(decode, costs.fetch + costs.decode, costs.full, costs.sequences, rng)
     if first is None or second is None:
         return None
-    remote_s = ahead.ttft[first] + HANDOFF_S + after.fetch[second] + after.decode[second]
-    alone = _Costs(fleet, local, ask)
-    local_s = alone.ttft + alone.disturbed + alone.decode
-    able = np.flatnonzero(~(alone.many | alone.full) & (local_s < remote_s))
-    best = _least(local_s[able], alone.full[able], alone.sequences[able], rng)
-    if best is not None:
-        row = int(local[able[best]])
-        return row, row
-    return int(prefill[first]), int(decode[second])
+    if len(local):
+        remote_s = costs.ttft[first] + HANDOFF_S + costs.fetch[second] + costs.decode[second]
+        local_s = costs.ttft + costs.disturbed + costs.decode
+        able = ~(costs.many | costs.full) & (local_s < remote_s)
+        best = _least(local[able[local]], local_s, costs.full, costs.sequences, rng)
+        if best is not None:
+            return best, best
+    return first, second
 
 
 def _least(
+    rows: Rows,
     seconds: Seconds,
     last: npt.NDArray[np.bool_],
     sequences: npt.NDArray[np.float64],
     rng: random.Random,
 ) -> int | None:
-    """Where `seconds` is least, then `sequences`; `last` only if there are no others."""
-    if not len(seconds):
+    """The one of `rows` where `seconds` is least, then `sequences`.
+
+    Those with `last` only if there are no others. None: there are no rows.
+    """
+    if not len(rows):
         return None
-    if last.any() and not last.all():
-        seconds = np.where(last, np.inf, seconds)
-    near = np.flatnonzero(seconds <= TIE * seconds.min())
+    its, late = seconds[rows], last[rows]
+    if late.any() and not late.all():
+        its[late] = np.inf
+    near = rows[its <= TIE * its.min()]
     fewest = sequences[near]
     near = near[fewest == fewest.min()]
     return int(near[rng.randrange(len(near))])

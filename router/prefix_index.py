@@ -107,9 +107,11 @@ class PrefixIndex:
         holding = np.bitwise_and.accumulate(self._words.take(rows, axis=0), axis=0)
         # Few of its rows differ from the one before: only those are spread out to workers.
         differ = (holding[1:] != holding[:-1]).any(axis=1)
-        last = np.append(np.flatnonzero(differ), len(rows) - 1)
+        last = np.array([*differ.nonzero()[0].tolist(), len(rows) - 1])
         bits = np.unpackbits(holding[last].view(np.uint8), axis=1, bitorder="little")
-        blocks = np.diff(last, prepend=-1).astype(np.float32)  # floats multiply faster
+        blocks = last.astype(np.float32)  # floats multiply faster
+        blocks[1:] -= blocks[:-1].copy()
+        blocks[0] += 1
         known = bits[:, :workers].astype(np.float32)
         found[: known.shape[1]] = blocks @ known
         return found

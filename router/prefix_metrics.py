@@ -1,14 +1,15 @@
-"""What all workers together have found in their prefix caches, for Prometheus."""
+"""What workers have found in their prefix caches, and what the router knows of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from engine.types import Load
+from router.cached_prefixes import CachedPrefixes
 
 
 class PrefixTotals:
@@ -48,4 +49,37 @@ class PrefixCollector(Collector):
                 f"vllm:prefix_cache_{name}", text, labels=list(self._labels)
             )
             family.add_metric(list(self._labels.values()), value)
+            yield family
+
+
+class PrefixIndexCollector(Collector):
+    """Exports the router's index of cached blocks, and what its choices have found in it."""
+
+    def __init__(self, prefixes: CachedPrefixes, labels: Mapping[str, str]) -> None:
+        self._prefixes = prefixes
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        names, values, prefixes = list(self._labels), list(self._labels.values()), self._prefixes
+        resyncs = CounterMetricFamily(
+            "hexserve:prefix_index_resyncs",
+            "Workers that contradicted the index, and told all of their blocks again.",
+            labels=names,
+        )
+        resyncs.add_metric(values, prefixes.resyncs)
+        yield resyncs
+        blocks = GaugeMetricFamily(
+            "hexserve:prefix_index_blocks", "Cached blocks that the index knows.", labels=names
+        )
+        blocks.add_metric(values, len(prefixes.index))
+        yield blocks
+        for name, text, counts in (
+            ("asked", "Tokens of prompts, by where they were sent.", prefixes.asked_tokens),
+            ("hit", "Of those, tokens that the index found there.", prefixes.hit_tokens),
+        ):
+            family = CounterMetricFamily(
+                f"hexserve:routed_{name}_tokens", text, labels=[*names, "place"]
+            )
+            for place, count in counts.items():
+                family.add_metric([*values, place], count)
             yield family

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prefill_worker": COMMON | {"engine", "kvtransfer", "protos"},
     "decode_worker": COMMON | {"engine", "kvtransfer", "protos"},
     "router": COMMON | {"engine", "protos"},
-    "benchmarks": COMMON | {"engine", "kvtransfer", "protos"},
+    "benchmarks": COMMON | {"engine", "kvtransfer", "protos", "router"},
     "hex_llm": {"deploy"},
     "deploy": COMMON | {"engine", "kvtransfer", "protos", "prefill_worker", "decode_worker"}
     | {"router"},
@@ -45,7 +45,7 @@ MEASURES_ENGINE = {
     for name in (
         "kernels", "kernel_cases", "kernel_floors", "expert_cases", "engine", "engine_steps",
         "kv_device", "kv_by_hand", "load", "paced_engine", "machine_floors", "peer_runs", "peers",
-        "step_gaps", "chaos_agent",
+        "step_gaps", "chaos_agent", "caching_routing",
     )
 }  # fmt: skip
 """Run the engine in a process of its own; other benchmarks load no jax."""
