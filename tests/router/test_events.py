@@ -11,6 +11,7 @@ from engine.types import SamplingParams
 from router.answers import Answer, ChatAnswer, CompletionAnswer
 from router.output import Piece
 from router.sampling import RequestOptions
+from router.urgency import AskedUrgency
 
 TEXTS = ("a", '"?"', "\\ \n\t\x00\x1f", "é 👍 \u2028", "?", "-1", '"token_ids":[-1]')
 
@@ -18,7 +19,8 @@ TEXTS = ("a", '"?"', "\\ \n\t\x00\x1f", "é 👍 \u2028", "?", "-1", '"token_ids
 def options(**changes: Any) -> RequestOptions:
     fields: dict[str, Any] = {
         "model": 'm"?"', "sampling": SamplingParams(), "seed": None, "n": 2, "max_tokens": None,
-        "max_tokens_param": "max_tokens", "default_max_tokens": None, "stops": (),
+        "max_tokens_param": "max_tokens", "min_tokens_param": "min_tokens",
+        "default_max_tokens": None, "stops": (), "urgency": AskedUrgency(),
         "skip_special_tokens": True, "return_token_ids": False, "stream": True,
         "include_usage": False, "continuous_usage": False,
     }  # fmt: skip
