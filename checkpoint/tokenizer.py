@@ -125,7 +125,8 @@ class Tokenizer:
 
         Ids that the tokenizer does not know have no text.
         """
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        (text,) = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)  # as a batch: see `encode`
 
     def token_text(self, token: int) -> str:
         """Returns how a token reads alone, its leading space included; "" if unknown."""

@@ -283,10 +283,12 @@ def check_token_ids(value: object, param: str, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
         raise BadRequest(f"{param} must be a list of token ids, got {show(value)}", param=param)
     # Millions of ids are checked in C; only where one is wrong is it looked for.
-    if not value or (
-        set(map(type, value)) == {int} and min(value) >= 0 and max(value) < vocab_size
-    ):
+    if not value:
         return value
+    if set(map(type, value)) == {int}:
+        ids = set(value)
+        if min(ids) >= 0 and max(ids) < vocab_size:
+            return value
     for position, token in enumerate(value):
         if not is_integer(token) or not 0 <= token < vocab_size:
             raise BadRequest(

@@ -41,8 +41,10 @@ async def test_a_conversation_is_tokenized_as_the_template_writes_it(client: Cli
 
 
 async def test_long_texts_are_as_short_ones(client: Client, context: GatewayContext) -> None:
-    answer = (await client.post("/tokenize", {"prompt": "ab" * 10_000})).json()
+    body = {"prompt": "ab" * 10_000, "return_token_strs": True}
+    answer = (await client.post("/tokenize", body)).json()
     assert answer["count"] == 20_000
+    assert answer["token_strs"] == ["a", "b"] * 10_000
     back = await client.post("/detokenize", {"tokens": answer["tokens"]})
     assert back.json()["prompt"] == "ab" * 10_000
 
