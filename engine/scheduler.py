@@ -41,6 +41,7 @@ from engine.plan import (
 )
 from engine.prefill_order import PrefillQueue
 from engine.prefix_cache import PrefixCache
+from engine.recount import check_blocks, check_queue
 from engine.reuse import Reuse
 from engine.sequence import Sequence, SequenceState, no_blocks
 from engine.slot_loads import biases_at, slot_loads
@@ -257,33 +258,16 @@ class Scheduler:
         Raises:
             AssertionError: something is lost, owned twice or in two places.
         """
-        running: list[int] = []
-        exported: list[int] = []
-        for sequence in self._sequences.values():
-            target = exported if sequence.state is SequenceState.EXPORTED else running
-            target.extend(sequence.blocks.tolist())
-            if sequence.state is SequenceState.WAITING:
-                assert not len(sequence.blocks), f"{sequence.id} waits and owns blocks"
-            else:
-                held = len(sequence.blocks) * self.pool.block_size
-                assert sequence.scheduled <= held, f"{sequence.id} has KV outside its blocks"
-        named = self._under_way.blocks(self.pool.block_size)
-        self.pool.check_invariants(running, exported, named)
-        self._under_way.check_sequences(self._sequences.values())
-        self._reuse.check_invariants(self._sequences.values())
-        self._admission.check_slots([s.slot for s in self._sequences.values() if s.slot >= 0])
-        by_state = {
-            SequenceState.WAITING: list(self._admission.waiting),
-            SequenceState.PREFILLING: list(self._prefilling),
-            SequenceState.DECODING: list(self._decoding.values()),
-        }
-        for state, queue in by_state.items():
-            owners = {s.id for s in self._sequences.values() if s.state is state}
-            assert owners == {s.id for s in queue}, f"the {state.value} queue differs"
-            assert len(owners) == len(queue), f"a sequence is {state.value} twice"
-        self._growth.check_owners(self._sequences.values())
-        self._exports.check_owners(self._sequences.values())
-        self._copies.check_owners(self._sequences.values())
+        sequences = self._sequences.values()
+        check_blocks(sequences, self.pool, self._under_way)
+        check_queue(sequences, SequenceState.WAITING, self._admission.waiting)
+        check_queue(sequences, SequenceState.PREFILLING, self._prefilling)
+        check_queue(sequences, SequenceState.DECODING, self._decoding.values())
+        self._admission.check_slots([s.slot for s in sequences if s.slot >= 0])
+        self._reuse.check_invariants(sequences)
+        self._growth.check_owners(sequences)
+        self._exports.check_owners(sequences)
+        self._copies.check_owners(sequences)
 
     # ---- in and out ----
 
