@@ -54,11 +54,12 @@ def test_a_prefix_of_16k_tokens_is_computed_once(launch: Launch, topology: tuple
     hits = 3 * len(SYSTEM) - 64
     wait_until(lambda: metric(url, "vllm:prefix_cache_hits_total") == hits, "hits are told")
     asked = 4 * len(SYSTEM) + 2 + 2 + 23
-    assert metric(url, "vllm:prefix_cache_queries_total") == asked
+    # Two workers tell of one request, and each in its own time.
+    wait_until(lambda: metric(url, "vllm:prefix_cache_queries_total") == asked, "queries are told")
     wait_until(lambda: all_kept(url), "nothing is owned, and the prefix is kept")
 
 
-@colocated_and_apart
+@pytest.mark.parametrize("topology", [(), ("--disagg_topo=1,1",), ("--disagg_topo=2,1",)], ids=str)
 def test_golden_texts_stay_as_they_are(
     launch: Launch, fake_folder: Path, tmp_path: Path, topology: tuple[str, ...]
 ) -> None:
@@ -73,3 +74,26 @@ def test_golden_texts_stay_as_they_are(
             assert ask(url, prompt, len(wanted), temperature=0) == (wanted, found)
     workers = get(url, "/health").json()["workers"]
     assert {worker["compiles_after_ready"] for worker in workers} == {0}
+
+
+def test_few_uncached_tokens_are_prefilled_where_they_are_decoded(launch: Launch) -> None:
+    flags = ("--disagg_topo=1,1", "--decode_may_prefill", "--model=fake")
+    url = launch(*SERVE, *flags).ready_url()
+    prompt = SYSTEM[:4096]
+    assert ask(url, prompt, 40) == (expected_tokens(prompt, 40), 0)
+    sent = {place: routed(url, place) for place in ("prefill", "decode", "local")}
+    assert sent == {"prefill": len(prompt), "decode": len(prompt), "local": 0}
+    turn = [*prompt, *expected_tokens(prompt, 40), 7, 8]
+    # Both have the prompt; the decode worker alone has what it generated.
+    wait_until(lambda: metric(url, "hexserve:prefix_index_blocks") > len(prompt) // 32, "it tells")
+    answer, cached = ask(url, turn, 20)
+    assert answer == expected_tokens(turn, 20)
+    assert cached >= len(prompt)
+    assert {place: routed(url, place) for place in sent} == sent | {"local": len(turn)}
+
+
+def routed(url: str, place: str) -> float:
+    """Tokens of the prompts that the router has sent to one kind of place."""
+    lines = get(url, "/metrics").text.splitlines()
+    told = [line for line in lines if line.startswith("hexserve:routed_asked_tokens_total{")]
+    return next(float(line.split()[-1]) for line in told if f'place="{place}"' in line)
