@@ -168,8 +168,10 @@ def run_until(engine: Engine, kind: type[Event]) -> list[Event]:
 
 
 def deltas_of(events: list[Event], name: str, choice: int = 0) -> list[TokenDelta]:
+    """Without what they took, which is never the same."""
     wanted = SequenceId(AttemptId(name, 0), choice)
-    return [e for e in events if isinstance(e, TokenDelta) and e.id == wanted]
+    deltas = [e for e in events if isinstance(e, TokenDelta) and e.id == wanted]
+    return [delta._replace(prefill_s=0.0) for delta in deltas]
 
 
 def output_of(events: list[Event], name: str) -> tuple[int, ...]:
