@@ -168,9 +168,12 @@ def run_until(engine: Engine, kind: type[Event]) -> list[Event]:
 
 
 def deltas_of(events: list[Event], name: str, choice: int = 0) -> list[TokenDelta]:
-    """Without what they took, which is never the same."""
     wanted = SequenceId(AttemptId(name, 0), choice)
-    deltas = [e for e in events if isinstance(e, TokenDelta) and e.id == wanted]
+    return [e for e in events if isinstance(e, TokenDelta) and e.id == wanted]
+
+
+def untimed(deltas: list[TokenDelta]) -> list[TokenDelta]:
+    """Without what they took, which is never the same."""
     return [delta._replace(prefill_s=0.0) for delta in deltas]
 
 
