@@ -71,8 +71,11 @@ class PrefillQueue:
 
     def _urgency(self, sequence: Sequence) -> tuple[int, int]:
         """Less is earlier. Of equals the one that was admitted first is."""
-        aged = _left(sequence) - self._ageing * self._passed_by[sequence]
-        return sequence.request.priority, aged
+        priority, left = sequence.request.priority, _left(sequence)
+        wanted = sequence.prefix.wanted - sequence.scheduled
+        if wanted > 0:  # others wait for so many of its tokens
+            priority, left = min(priority, sequence.prefix.urgency), min(left, wanted)
+        return priority, left - self._ageing * self._passed_by[sequence]
 
 
 def _left(sequence: Sequence) -> int:

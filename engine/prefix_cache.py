@@ -29,6 +29,8 @@ class Prefix:
         shared: so many leading blocks of its table are in the cache.
         promised: it will compute the blocks up to this one; others may wait for them.
         closed: the name of its next block is another's: no more of them is added.
+        wanted: others wait for so many of its tokens, or did.
+        urgency: the best of their priorities.
     """
 
     hashes: list[int] = field(default_factory=list)
@@ -36,6 +38,8 @@ class Prefix:
     shared: int = 0
     promised: int = 0
     closed: bool = False
+    wanted: int = 0
+    urgency: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -108,9 +112,15 @@ class PrefixCache:
             start += 1
         return start
 
+    def hurry(self, name: int, tokens: int, priority: int) -> None:
+        """One of `priority` waits until the block of that name, which ends at `tokens`, is added."""
+        owner = self._promises[name]
+        owner.urgency = min(owner.urgency, priority) if owner.wanted else priority
+        owner.wanted = max(owner.wanted, tokens)
+
     def awaits(self, name: int) -> bool:
         """Whether a sequence is about to add the block of that name."""
-        return name in self._promises
+        return name in self._promises and name not in self._entries
 
     def take(self, prefix: Prefix, found: Sequence[int]) -> None:
         """Refer to what has been found."""

@@ -43,6 +43,7 @@ class Reuse:
             reach = _round_down(reach * size, multiple) // size
             if reach > whole:
                 sequence.awaits = sequence.prefix.hashes[reach - 1]
+                cache.hurry(sequence.awaits, reach * size, sequence.request.priority)
                 return None
         sequence.awaits = None
         return found[:whole]

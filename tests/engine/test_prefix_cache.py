@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,27 @@ def test_it_waits_no_longer_than_for_what_it_shares() -> None:
     ]
     assert kinds.index((Admitted, "b")) < kinds.index((TokenDelta, "long"))
     assert engine.load().prefix_hits == 4
+
+
+@pytest.mark.parametrize("added_by", ["its owner", "another"])
+def test_who_waits_does_not_take_the_place_of_whom_it_waits_for(added_by: str) -> None:
+    """The long prompt never has its turn: at each step somebody more urgent asks.
+
+    Another, who needs all logits and so waits for nobody, may be first to have the shared block.
+    """
+    engine = cached_engine(200, max_batch_tokens=8, max_model_len=200, interleave_prefills=True)
+    long = request("long", tuple(range(90)), max_tokens=1)
+    engine.submit(Add(dataclasses.replace(long, priority=5)))
+    if added_by == "another":
+        engine.submit(Add(request("scored", (*range(16), 3), max_tokens=1, prompt_logprobs=0)))
+    engine.step()
+    engine.submit(Add(request("short", (*range(16), 50), max_tokens=1)))
+    for number in range(20):
+        fresh = tuple(range(number, number + 20))
+        engine.submit(Add(request(f"other {number}", (90, *fresh), max_tokens=1)))
+        if deltas_of(list(engine.step().events), "short"):
+            return
+    raise AssertionError("it waits as the long one does")
 
 
 def test_who_waits_computes_it_when_the_other_dies() -> None:
