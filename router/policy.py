@@ -54,15 +54,14 @@ class _Costs:
         uncached = ask.tokens - ask.cached[: fleet.rows]
         queued = np.maximum(table["waiting_tokens"], table["sent_tokens"])
         # One token more than the prompt; `//` takes ten times as long on floats.
-        blocks = np.floor((ask.tokens + table["block_size"]) / table["block_size"])
+        blocks = np.floor(ask.tokens / table["block_size"]) + 1.0
         batch = (np.maximum(table["taken"], table["sequences"]) + 1) / table["max_seqs"]
-        pool = 1.0 - (table["room"] - blocks) / table["num_blocks"]
+        pool = 1.0 + (blocks - table["room"]) / table["num_blocks"]
         self.sequences: npt.NDArray[np.float64] = table["sequences"]
         self.ttft: Seconds = (queued + uncached) / table["prefill_rate"]
         self.fetch: Seconds = uncached / FETCH_RATE
         self.decode: Seconds = DECODE_S * np.maximum(batch, pool)
-        self.disturbed: Seconds = table["running"] * uncached / table["prefill_rate"]
-        self.many: npt.NDArray[np.bool_] = uncached > LOCAL_MOST_TOKENS
+        self.uncached: npt.NDArray[np.int64] = uncached
         self.stuck: npt.NDArray[np.bool_] = table["export_limited"]
         self.full: npt.NDArray[np.bool_] = table["room"] < blocks
 
@@ -93,11 +92,13 @@ def choose_pair(
     second = _least(decode, costs.fetch + costs.decode, costs.full, costs.sequences, rng)
     if first is None or second is None:
         return None
-    if len(local):
+    few = local[costs.uncached[local] <= LOCAL_MOST_TOKENS]
+    if len(few):
         remote_s = costs.ttft[first] + HANDOFF_S + costs.fetch[second] + costs.decode[second]
-        local_s = costs.ttft + costs.disturbed + costs.decode
-        able = ~(costs.many | costs.full) & (local_s < remote_s)
-        best = _least(local[able[local]], local_s, costs.full, costs.sequences, rng)
+        disturbed = fleet.table["running"] * costs.uncached / fleet.table["prefill_rate"]
+        local_s = costs.ttft + disturbed + costs.decode
+        sooner = few[(local_s[few] < remote_s) & ~costs.full[few]]
+        best = _least(sooner, local_s, costs.full, costs.sequences, rng)
         if best is not None:
             return best, best
     return first, second
@@ -120,6 +121,8 @@ def _least(
     if late.any() and not late.all():
         its[late] = np.inf
     near = rows[its <= TIE * its.min()]
+    if len(near) == 1:
+        return int(near[0])
     fewest = sequences[near]
     near = near[fewest == fewest.min()]
     return int(near[rng.randrange(len(near))])
