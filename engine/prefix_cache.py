@@ -113,7 +113,7 @@ class PrefixCache:
         return start
 
     def hurry(self, name: int, tokens: int, priority: int) -> None:
-        """One of `priority` waits until the block of that name, which ends at `tokens`, is added."""
+        """One of `priority` waits until its block of that name, up to token `tokens`, is added."""
         owner = self._promises[name]
         owner.urgency = min(owner.urgency, priority) if owner.wanted else priority
         owner.wanted = max(owner.wanted, tokens)
