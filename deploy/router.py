@@ -169,13 +169,13 @@ async def running_router(
     tokenizer.check_vocabulary(config.vocab_size)
     name = model.served_model_name or model.model
     metrics = RouterMetrics(name)
-    pool = WorkerPool(workers, lambda pool: metrics.set_load(pool.total_load()))
+    pool = WorkerPool(workers)
     metrics.export_transfers(pool.transfers)
     metrics.export_prefixes(pool.prefix_totals)
     metrics.export_prefix_index(pool.prefixes)
     metrics.export_workers(pool)
     dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
-    metrics.export_waiting(lambda: dispatcher.waiting)
+    metrics.export_load(pool.total_load, lambda: dispatcher.waiting)
     context = GatewayContext(
         generator=dispatcher,
         tokenizer=tokenizer,

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from router.cached_prefixes import CachedPrefixes
 from router.load import PoolLoad
+from router.load_metrics import LoadCollector
 from router.prefix_metrics import PrefixCollector, PrefixIndexCollector, PrefixTotals
 from router.tallies import HistogramTally, Tally
 from router.transfers import TransferCollector, TransferTotals
@@ -33,36 +34,12 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 class RouterMetrics:
     """All metrics of one router, in a registry of their own.
 
-    Requests are recorded by the gateway; `set_load` is for whoever hears from the workers.
+    Requests are recorded by the gateway; whatever else is known is asked for when rendered.
     """
 
     def __init__(self, model_name: str, engine: str = "0") -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
-        self._running = self._gauge("vllm:num_requests_running", "Requests being computed.")
-        self._waiting = self._gauge(
-            "vllm:num_requests_waiting", "Requests waiting in router and workers."
-        )
-        self._kv_usage = self._gauge(
-            "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all of them."
-        )
-        self._compiles = self._gauge(
-            "hexserve:compiles_after_ready", "Programs compiled after the workers' warm-up."
-        )
-        blocks = Gauge(
-            "hexserve:kv_blocks",
-            "KV blocks of the workers together, by what holds them.",
-            [*self._labels, "state"],
-            registry=self.registry,
-        )
-        self._blocks = {
-            state: blocks.labels(**self._labels, state=state)
-            for state in ("free", "cached", "running", "exported")
-        }
-        self._unaccounted_blocks = self._gauge(
-            "hexserve:kv_blocks_unaccounted",
-            "KV blocks less those of hexserve:kv_blocks; 0 in sound workers.",
-        )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken.")
         self._generation_tokens = Tally("vllm:generation_tokens", "Tokens generated.", self._labels)
         self.registry.register(self._generation_tokens)
@@ -116,25 +93,10 @@ class RouterMetrics:
         lora.labels(
             **self._labels, max_lora="0", running_lora_adapters="", waiting_lora_adapters=""
         ).set_to_current_time()
-        self._waiting_at_workers = 0
-        self._waiting_here: Callable[[], int] = lambda: 0
-        self._waiting.set_function(lambda: self._waiting_at_workers + self._waiting_here())
 
-    def set_load(self, load: PoolLoad) -> None:
-        """Set the gauges."""
-        self._compiles.set(load.compiles)
-        self._running.set(load.running)
-        self._waiting_at_workers = load.waiting
-        self._kv_usage.set(load.kv_cache_usage)
-        self._blocks["free"].set(load.free_blocks)
-        self._blocks["cached"].set(load.cached_blocks)
-        self._blocks["running"].set(load.running_blocks)
-        self._blocks["exported"].set(load.exported_blocks)
-        self._unaccounted_blocks.set(load.unaccounted_blocks)
-
-    def export_waiting(self, count: Callable[[], int]) -> None:
-        """Count those that wait in the router, `count()` at the time, as waiting too; once."""
-        self._waiting_here = count
+    def export_load(self, load: Callable[[], PoolLoad], waiting_here: Callable[[], int]) -> None:
+        """Render the workers' load from now on, and who waits here, as they are then; once."""
+        self.registry.register(LoadCollector(load, waiting_here, self._labels))
 
     def export_workers(self, pool: WorkerPool) -> None:
         """Render the states of the pool's workers from now on, as they are at the time; once."""
@@ -193,10 +155,6 @@ class RouterMetrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(name, text, list(self._labels), registry=self.registry)
-        return gauge.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(name, text, list(self._labels), registry=self.registry)

@@ -61,14 +61,12 @@ class WorkerPool:
     `fleet` are the open workers that are used, `prefixes` what they have cached.
     """
 
-    def __init__(self, addresses: Sequence[str], on_load: Callable[[WorkerPool], None]) -> None:
-        """`on_load(pool)` is called after news of any worker's load."""
+    def __init__(self, addresses: Sequence[str]) -> None:
         router_id = secrets.token_hex(8)
         self._sessions = [WorkerSession(address, router_id, self) for address in addresses]
         self._workers: dict[WorkerSession, Worker] = {}
         self._left_out: dict[WorkerSession, WorkerInfo] = {}
         self._listener: WorkerListener | None = None
-        self._on_load = on_load
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
         self.transfers = TransferTotals()
@@ -235,7 +233,6 @@ class WorkerPool:
             self._let_in(session, session.info)
         self.waiting.wake()
         self._tell(session, True)
-        self._on_load(self)
 
     def _tell(self, session: WorkerSession, is_open: bool) -> None:
         for hear in self._observers:
@@ -269,8 +266,6 @@ class WorkerPool:
             self.prefixes.changed(worker, update.blocks)
             if self._listener is not None:
                 self._listener.stepped(worker, update)
-        if update.load is not None:
-            self._on_load(self)
 
     def cached(self, session: WorkerSession, hashes: Sequence[int]) -> None:
         worker = self._workers.get(session)
@@ -297,4 +292,3 @@ class WorkerPool:
                 self._let_in_left_out()
         if self._listener is not None:
             self._listener.lost(worker, reason)
-        self._on_load(self)

@@ -135,19 +135,17 @@ async def test_metrics(client: Client, generator: ScriptedGenerator) -> None:
     await client.complete(prompt="abc", stop="l")
     generator.script = [GenerationFailed("lost")]
     await client.post("/v1/completions", {"prompt": "p"})
-    client.context.metrics.set_load(
-        PoolLoad(
-            running=3,
-            waiting=2,
-            compiles=4,
-            free_blocks=20,
-            cached_blocks=10,
-            running_blocks=7,
-            exported_blocks=3,
-            total_blocks=41,
-        )
+    load = PoolLoad(
+        running=3,
+        waiting=2,
+        compiles=4,
+        free_blocks=20,
+        cached_blocks=10,
+        running_blocks=7,
+        exported_blocks=3,
+        total_blocks=41,
     )
-    client.context.metrics.export_waiting(lambda: 5)
+    client.context.metrics.export_load(lambda: load, lambda: 5)
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if line[0] != "#")

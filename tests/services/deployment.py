@@ -273,7 +273,7 @@ async def deployment(
     try:
         for name, roles in roles_of(topology):
             await start(name, roles)
-        pool = WorkerPool([f"unix:{folder}/{name}.sock" for name in members], lambda _: None)
+        pool = WorkerPool([f"unix:{folder}/{name}.sock" for name in members])
         dispatcher = Dispatcher(pool, seed)
         pool.open()
         async with asyncio.timeout(5):

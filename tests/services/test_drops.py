@@ -30,7 +30,7 @@ async def test_tokens_of_an_ended_attempt_are_late() -> None:
 
 async def test_what_a_worker_has_no_use_for_is_told_to_routers() -> None:
     async with serving() as (address, worker, sessions):
-        pool = WorkerPool([address], lambda _: None)
+        pool = WorkerPool([address])
         metrics = RouterMetrics("m")
         metrics.export_workers(pool)
         pool.open()

@@ -20,7 +20,7 @@ OTHER = dataclasses.replace(INFO, limits=dataclasses.replace(INFO.limits, finger
 
 @contextlib.asynccontextmanager
 async def pool_of(*addresses: str) -> AsyncIterator[WorkerPool]:
-    pool = WorkerPool(addresses, lambda _: None)
+    pool = WorkerPool(addresses)
     pool.open()
     try:
         yield pool
@@ -83,7 +83,7 @@ async def test_it_is_let_in_when_the_last_of_the_first_model_is_lost() -> None:
 async def test_what_a_supervisor_tells_of_workers_is_shown() -> None:
     async with socket_address() as first, socket_address() as second:
         heard: list[tuple[str, bool]] = []
-        pool = WorkerPool([first, second], lambda _: None)
+        pool = WorkerPool([first, second])
         pool.observe(lambda address, is_open: heard.append((address, is_open)))
         pool.supervised(first, Supervision(restarts=3))
         pool.supervised(second, Supervision(restarts=4, given_up=True))

@@ -29,7 +29,7 @@ PROMPTS = [prompt_of(5 + 4 * n, n) for n in range(4)]
 @contextlib.asynccontextmanager
 async def beside(served: Deployment) -> AsyncIterator[Deployment]:
     """A deployment with the same workers and a router of its own."""
-    pool = WorkerPool([session.address for session in served.pool._sessions], lambda _: None)
+    pool = WorkerPool([session.address for session in served.pool._sessions])
     other = Deployment(served.members, pool, Dispatcher(pool, 2), served._start)
     other._ids = itertools.count(1000)  # names are random in earnest
     pool.open()
