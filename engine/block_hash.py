@@ -8,7 +8,7 @@ tokens. No jax here: the router computes the same names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -33,12 +33,22 @@ def block_hashes(tokens: Sequence[int], block_size: int, root: int) -> list[int]
         tokens: token ids from the first one on, below 2^31; int32 little-endian in the hash.
         root: see `root_hash`; or the hash of the block before tokens[0], to go on from there.
     """
-    full = len(tokens) // block_size
-    data = memoryview(np.asarray(tokens[: full * block_size], "<i4").tobytes())
-    hashes, width = [], 4 * block_size
-    for start in range(0, len(data), width):
+    return chain_hashes(block_pieces(tokens, block_size), root)
+
+
+def block_pieces(tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """The full blocks of `tokens`, each as int32 little-endian."""
+    full, width = len(tokens) // block_size, 4 * block_size
+    data = np.asarray(tokens[: full * block_size], "<i4").tobytes()
+    return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+def chain_hashes(pieces: Iterable[bytes], root: int) -> list[int]:
+    """As `block_hashes`, of blocks that `block_pieces` has made."""
+    hashes = []
+    for piece in pieces:
         hasher = xxhash.xxh3_64(root.to_bytes(8, "little"))
-        hasher.update(data[start : start + width])
+        hasher.update(piece)
         root = hasher.intdigest()
         hashes.append(root)
     return hashes

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.block_hash import block_hashes
+from engine.block_hash import block_pieces, chain_hashes
 from engine.blocks import BlockPool
 from engine.events import CacheChanged
 
@@ -89,10 +89,9 @@ class PrefixCache:
         size, known = self._pool.block_size, len(prefix.hashes)
         if len(tokens) // size == known:
             return
-        fresh = tokens[known * size : len(tokens) // size * size]
-        data, width = np.asarray(fresh, "<i4").tobytes(), 4 * size
-        prefix.hashes += block_hashes(fresh, size, prefix.hashes[-1] if known else self._root)
-        prefix.pieces += [data[at : at + width] for at in range(0, len(data), width)]
+        fresh = block_pieces(tokens[known * size :], size)
+        prefix.hashes += chain_hashes(fresh, prefix.hashes[-1] if known else self._root)
+        prefix.pieces += fresh
 
     def find(self, prefix: Prefix, most: int) -> list[int]:
         """The blocks of its longest chain of entries, at most `most`, in token order."""
