@@ -18,8 +18,7 @@ from benchmarks.stats import median, percentile
 from engine.types import COLOCATED, Load, ModelLimits, Role
 from protos.codec import NO_ROLES, WorkerInfo
 from router.cached_prefixes import CachedPrefixes
-from router.fleet import Fleet
-from router.in_flight import DEFAULT_PREFILL_RATE
+from router.fleet import DEFAULT_PREFILL_RATE, Fleet
 from router.placement import Placement, place
 
 MOST_US = 100.0

@@ -166,7 +166,7 @@ def play(shape: RoutingShape, seed: int, *, workers: int, told: bool) -> float:
         for each in prefill:
             each.run(prefixes if told else None)
         for worker, uncached in sent:
-            worker.prefill_ended(uncached, computed=False)
+            worker.prefill_ended(uncached, computed=None)
             worker.ended()
     loads = [each.scheduler.load() for each in prefill]
     return sum(load.prefix_hits for load in loads) / sum(load.prefix_queries for load in loads)

@@ -179,6 +179,7 @@ class Dispatcher:
                 refusing,
                 deadline=(refused_at or loop.time()) + self._worker_wait_s,
                 only_first=sampling.max_tokens - before == 1,
+                reuses=not sampling.needs_all_logits,
                 begun=lambda: bool(output) or begun(),
                 urgency=urgency,
             )
@@ -239,7 +240,8 @@ class Dispatcher:
         colocated = placed.workers[0][1] == COLOCATED
         transfer_id = b"" if colocated else secrets.token_bytes(TRANSFER_ID_BYTES)
         scores = None if sampling.prompt_logprobs is None else PromptScores(len(prompt) - 1)
-        flight = Flight(workers, len(output), placed.uncached, scores)
+        tokens = len(prompt) + len(output)
+        flight = Flight(workers, len(output), tokens, placed.uncached, scores)
         self._flights[attempt] = flight
         sources = workers[0].info.sources
         try:
@@ -268,6 +270,7 @@ class Dispatcher:
         *,
         deadline: float,
         only_first: bool,
+        reuses: bool,
         begun: Callable[[], bool],
         urgency: Urgency,
     ) -> Placement:
@@ -280,14 +283,14 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         if self._waiting >= MAX_WAITING:
-            return self._choose(tokens, refusing, only_first=only_first)
+            return self._choose(tokens, refusing, only_first=only_first, reuses=reuses)
         self._waiting += 1
         try:
             while True:
                 urgency.check()
                 left = deadline - loop.time()
                 try:
-                    return self._choose(tokens, refusing, only_first=only_first)
+                    return self._choose(tokens, refusing, only_first=only_first, reuses=reuses)
                 except Unavailable:
                     if left <= 0 or self._pool.closing:
                         raise
@@ -303,10 +306,10 @@ class Dispatcher:
             self._waiting -= 1
 
     def _choose(
-        self, tokens: Sequence[int], refusing: set[Worker], *, only_first: bool
+        self, tokens: Sequence[int], refusing: set[Worker], *, only_first: bool, reuses: bool
     ) -> Placement:
-        pool = self._pool
-        return place(pool.fleet, pool.prefixes, tokens, refusing, self._rng, only_first=only_first)
+        fleet, prefixes, rng = self._pool.fleet, self._pool.prefixes, self._rng
+        return place(fleet, prefixes, tokens, refusing, rng, only_first=only_first, reuses=reuses)
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
         """Forget an attempt, and have its workers forget it too; idempotent.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.intp]
 
+DEFAULT_PREFILL_RATE = 4000.0
+"""Tokens/s of every worker before any has computed a prompt."""
 _FIRST_ROWS = 64
 _COLUMNS: dict[str, tuple[str, float]] = {
     "roles": ("i1", 0),  # 0: the row is nobody's
@@ -32,7 +34,8 @@ _COLUMNS: dict[str, tuple[str, float]] = {
     # As this router counts:
     "sent_tokens": ("f8", 0),
     "sequences": ("f8", 0),
-    "prefill_rate": ("f8", 1),  # tokens/s
+    "prefill_rate": ("f8", 1),  # tokens/s, supposed where it is not
+    "rated": ("?", 0),
 }
 """Column → dtype, and what stands in it where the row is nobody's: costs divide by some."""
 
@@ -75,6 +78,7 @@ class Fleet:
         table["max_seqs"][row], table["num_blocks"][row] = limits.max_seqs, limits.num_blocks
         table["block_size"][row] = limits.block_size
         self._regroup()
+        self._suppose_rates()
         return row
 
     def leave(self, row: int) -> None:
@@ -96,11 +100,25 @@ class Fleet:
             table["taking"][row] = not draining
             self._groups.clear()
 
-    def counted(self, row: int, sent_tokens: int, sequences: int, prefill_rate: float) -> None:
-        """What this router has in flight on the worker of a row."""
+    def counted(
+        self, row: int, sent_tokens: int, sequences: int, prefill_rate: float | None
+    ) -> None:
+        """What this router has in flight on the worker of a row.
+
+        One whose `prefill_rate` is not known yet is supposed to be as fast as the others.
+        """
         table = self.table
         table["sent_tokens"][row], table["sequences"][row] = sent_tokens, sequences
-        table["prefill_rate"][row] = prefill_rate
+        known = table["rated"][row] and table["prefill_rate"][row] == prefill_rate
+        if prefill_rate is not None and not known:
+            table["prefill_rate"][row], table["rated"][row] = prefill_rate, True
+            self._suppose_rates()
+
+    def _suppose_rates(self) -> None:
+        rates, rated = self.table["prefill_rate"], self.table["rated"]
+        unrated = (self.table["roles"] > 0) & ~rated
+        if unrated.any():
+            rates[unrated] = rates[rated].mean() if rated.any() else DEFAULT_PREFILL_RATE
 
     def _regroup(self) -> None:
         self._groups.clear()

@@ -50,10 +50,16 @@ class Flight:
         self,
         workers: tuple[Worker, ...],
         next_index: int,
-        prefill_tokens: int,
+        tokens: int,
+        uncached: int,
         scores: PromptScores | None = None,
     ) -> None:
-        """Counts the attempt on its workers; the first of them prefills, and tells `scores`."""
+        """Counts the attempt on its workers; the first of them prefills, and tells `scores`.
+
+        Args:
+            tokens: of the prompt and the output before `next_index`.
+            uncached: of those, what the first worker is expected to compute.
+        """
         self.workers = workers
         self._first = next_index
         self._next = next_index
@@ -63,8 +69,9 @@ class Flight:
         self._waiter: asyncio.Future[None] | None = None  # who waits in `next`
         self.unread = 0
         self.expiry: asyncio.TimerHandle | None = None
-        self._prefill_tokens = prefill_tokens
-        workers[0].prefill_began(prefill_tokens)
+        self._tokens = tokens
+        self._uncached = uncached  # 0 once the first token has come
+        workers[0].prefill_began(uncached)
         for worker in workers:
             worker.began()
 
@@ -79,8 +86,10 @@ class Flight:
 
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""
-        if self._prefill_tokens:
-            self._count_prefilled(computed=True)
+        if self._uncached:
+            # The delta with the first token tells what was found; others know nothing of it.
+            found = delta.cached_tokens if delta.index == self._first else self._tokens
+            self._count_prefilled(computed=self._tokens - found)
         if delta.index == self._next and not self._ahead and self._scores is None:  # nearly always
             self._hand_on(delta)
             return
@@ -132,7 +141,7 @@ class Flight:
 
     def land(self) -> None:
         """The attempt has ended: it is counted no more. Once."""
-        self._count_prefilled(computed=False)
+        self._count_prefilled(computed=None)
         if self.expiry is not None:
             self.expiry.cancel()
         for worker in self.workers:
@@ -150,10 +159,10 @@ class Flight:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _count_prefilled(self, *, computed: bool) -> None:
-        if self._prefill_tokens:
-            self.workers[0].prefill_ended(self._prefill_tokens, computed=computed)
-        self._prefill_tokens = 0
+    def _count_prefilled(self, *, computed: int | None) -> None:
+        if self._uncached:
+            self.workers[0].prefill_ended(self._uncached, computed=computed)
+        self._uncached = 0
 
     def _take_next(self) -> TokenDelta | None:
         for index in list(self._ahead):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-DEFAULT_PREFILL_RATE = 4000.0
-"""Tokens/s of a worker that has not computed a prompt yet."""
 _RATED_TOKENS = 256
 """Shorter prefills tell the round trip rather than the rate."""
 _KEPT = 0.9
@@ -26,8 +24,9 @@ class PrefillRate:
             self._seconds = _KEPT * self._seconds + seconds
 
     @property
-    def value(self) -> float:
-        return self._tokens / self._seconds if self._seconds > 0 else DEFAULT_PREFILL_RATE
+    def value(self) -> float | None:
+        """None before the first."""
+        return self._tokens / self._seconds if self._seconds > 0 else None
 
 
 class InFlight:
@@ -39,10 +38,13 @@ class InFlight:
         rate: of the prefills that this router has seen.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, rate: PrefillRate | None = None
+    ) -> None:
+        """`rate`: as it is known from before."""
         self.prefill_tokens = 0
         self.sequences = 0
-        self.rate = PrefillRate()
+        self.rate = PrefillRate() if rate is None else rate
         self._clock = clock
         self._busy_since = 0.0
 
@@ -62,14 +64,20 @@ class InFlight:
         self.prefill_tokens += tokens
         self._changed()
 
-    def prefill_ended(self, tokens: int, *, computed: bool) -> None:
-        """`computed`: all of them, and this is the moment."""
+    def prefill_ended(self, tokens: int, *, computed: int | None) -> None:
+        """It had been expected to compute `tokens`.
+
+        Args:
+            computed: so many it has computed, and this is the moment; None: it has not ended.
+        """
         self.prefill_tokens -= tokens
-        if computed:
+        if computed is not None:
             # Prompts are computed one after another, or together: the time since the last one
             # ended is this one's, and what was computed beside it ends at once after it.
             now = self._clock()
-            self.rate.add(tokens, now - self._busy_since)
+            # More than that, and it has shared with siblings, or lost to others, what it counts.
+            if computed < tokens + _RATED_TOKENS:
+                self.rate.add(computed, now - self._busy_since)
             self._busy_since = now
         self._changed()
 

@@ -32,11 +32,13 @@ def place(
     rng: random.Random,
     *,
     only_first: bool,
+    reuses: bool = True,
 ) -> Placement:
     """Choose among the workers that take new work and are not `refusing`.
 
     A decode worker that can prefill does both while there is no prefill worker, or if that is
-    sooner. `only_first`: the first token is the last, so no decode worker is needed.
+    sooner. `only_first`: the first token is the last, so no decode worker is needed. `reuses`:
+    what is cached need not be computed.
 
     Raises:
         Unavailable: a role has no worker, or there is none at all.
@@ -52,7 +54,8 @@ def place(
         away = [worker.row for worker in refusing if worker.row is not None]
         return rows[~np.isin(rows, away)] if away else rows
 
-    ask = Ask(len(tokens), prefixes.tokens(tokens))
+    cached = prefixes.tokens(tokens) if reuses else np.zeros(fleet.rows, np.int64)
+    ask = Ask(len(tokens), cached)
     pair: tuple[int, int] | None
     if len(colocated):
         both = choose_colocated(fleet, willing(colocated), ask, rng)

@@ -7,7 +7,7 @@ from typing import Protocol
 from engine.types import AttemptId, Load
 from protos.codec import StartOrder, WorkerInfo
 from router.fleet import Fleet
-from router.in_flight import InFlight
+from router.in_flight import InFlight, PrefillRate
 
 
 class Session(Protocol):
@@ -31,8 +31,11 @@ class Worker(InFlight):
         row: its row in the fleet, which mirrors its load and counts; None once it is lost.
     """
 
-    def __init__(self, session: Session, info: WorkerInfo, fleet: Fleet) -> None:
-        super().__init__()
+    def __init__(
+        self, session: Session, info: WorkerInfo, fleet: Fleet, rate: PrefillRate | None = None
+    ) -> None:
+        """`rate`: of its prefills, as far as it is known from sessions before."""
+        super().__init__(rate=rate)
         self.info = info
         self._session = session
         self._fleet = fleet

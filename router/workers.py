@@ -18,6 +18,7 @@ from router.drops import Drops
 from router.errors import BadRequest, Unavailable
 from router.fields import show
 from router.fleet import Fleet
+from router.in_flight import PrefillRate
 from router.load import PoolLoad
 from router.prefix_metrics import PrefixTotals
 from router.transfers import TransferTotals
@@ -66,6 +67,7 @@ class WorkerPool:
         self._sessions = [WorkerSession(address, router_id, self) for address in addresses]
         self._workers: dict[WorkerSession, Worker] = {}
         self._left_out: dict[WorkerSession, WorkerInfo] = {}
+        self._rates: dict[tuple[str, str], PrefillRate] = {}  # address, fingerprint → its prefills
         self._listener: WorkerListener | None = None
         self._observers: list[Callable[[str, bool], None]] = []
         self._supervised: dict[str, Supervision] = {}
@@ -239,7 +241,8 @@ class WorkerPool:
             hear(session.address, is_open)
 
     def _let_in(self, session: WorkerSession, info: WorkerInfo) -> None:
-        self._workers[session] = Worker(session, info, self.fleet)
+        rate = self._rates.setdefault((session.address, info.limits.fingerprint), PrefillRate())
+        self._workers[session] = Worker(session, info, self.fleet, rate)
         self._take_limits()
         self.was_complete = self.was_complete or self.complete
         log.info("worker %s is there: %s", session.address, info.roles)

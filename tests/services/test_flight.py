@@ -30,7 +30,7 @@ def delta(index: int, *tokens: int, finish: FinishReason | None = None) -> Token
 
 def flight_of(first: int = 0) -> tuple[Flight, InFlight, InFlight]:
     prefill, decode = InFlight(), InFlight()
-    return Flight((prefill, decode), first, 10), prefill, decode
+    return Flight((prefill, decode), first, 10, 10), prefill, decode
 
 
 async def passed_on(flight: Flight) -> list[TokenDelta]:
@@ -122,7 +122,7 @@ async def test_prefill_is_needed_while_only_its_token_has_come() -> None:
 
 async def test_a_colocated_worker_is_needed_to_the_end() -> None:
     worker = InFlight()
-    flight = Flight((worker,), 0, 10)
+    flight = Flight((worker,), 0, 10, 10)
     flight.deliver(delta(0, 10, 11, 12))
     assert flight.needs(worker)
 
@@ -175,7 +175,7 @@ def scores(start: int, *logprobs: float) -> PromptLogprobs:
 
 async def test_tokens_wait_for_the_whole_prompts_log_probabilities() -> None:
     prefill, decode = InFlight(), InFlight()
-    flight = Flight((prefill, decode), 0, 10, PromptScores(4))
+    flight = Flight((prefill, decode), 0, 10, 10, PromptScores(4))
     flight.deliver(delta(1, 11, 12))
     flight.deliver(delta(0, 10))
     flight.deliver_prompt(scores(3, -3))
@@ -194,7 +194,7 @@ async def test_tokens_wait_for_the_whole_prompts_log_probabilities() -> None:
 
 
 async def test_a_prompt_of_one_token_has_no_log_probabilities_to_wait_for() -> None:
-    flight = Flight((InFlight(), InFlight()), 0, 1, PromptScores(0))
+    flight = Flight((InFlight(), InFlight()), 0, 1, 1, PromptScores(0))
     flight.deliver(delta(0, 10))
     (first,) = await passed_on(flight)
     assert first.prompt_logprobs.logprobs.shape == (0,)

@@ -66,6 +66,19 @@ async def test_only_what_the_decode_worker_lacks_travels(transports: tuple[str, 
         assert counts.skipped_tokens == 32 + 24
 
 
+async def test_a_prompt_that_must_be_scored_is_not_sent_for_what_is_cached() -> None:
+    """All of it is computed wherever it goes."""
+    async with deployment("1,1", hit_tokens=HIT) as served:
+        prefixes = served.pool.prefixes
+        await turn(served, list(SYSTEM))
+        await eventually(lambda: len(prefixes.index) > 0)
+        scored = served.stream([*SYSTEM, 5], max_tokens=2, prompt_logprobs=0)
+        assert [d.cached_tokens async for d in scored] == [0, 0]
+        assert set(prefixes.hit_tokens.values()) == {0}
+        assert await turn(served, [*SYSTEM, 6]) == len(SYSTEM)
+        assert prefixes.hit_tokens["prefill"] == len(SYSTEM)
+
+
 async def test_a_worker_that_starts_anew_takes_nothing_back_from_the_sums() -> None:
     async with deployment("1,1", hit_tokens=HIT) as served:
         for _ in range(2):
