@@ -58,6 +58,7 @@ async def running_deployment(
             in_threads=in_threads,
             restart_wait_s=config.life.restart_wait_s,
             start_limit_s=config.life.start_limit_s,
+            decode_may_prefill=config.life.decode_may_prefill,
         ) as workers,
         running_router(
             listener, folders, config.model, config.http, workers.addresses, config.life, stop

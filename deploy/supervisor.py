@@ -2,8 +2,8 @@
 
 A worker that dies is started again after a wait; one whose session has been silent for long, or
 that gets on with its start no more, is killed first. One that dies again and again while it starts
-is given up, and when that was the last of a role the deployment ends: whoever runs it knows then
-that a restart is of no use.
+is given up, and when that was the last that could do a role's work the deployment ends: whoever
+runs it knows then that a restart is of no use.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class LocalWorkers:
         in_threads: bool = False,
         restart_wait_s: float = 1.0,
         start_limit_s: float = 0.0,
+        decode_may_prefill: bool = False,
     ) -> None:
         """`flags` are handed on to every worker; each has `devices` accelerators.
 
@@ -93,6 +94,7 @@ class LocalWorkers:
         `start_limit_s`: one that is not ready is killed after so long without a sign of life,
         see `StartWatch`; 0 is never.
         `in_threads`: all workers in one process, which divides the devices among them.
+        `decode_may_prefill`: a deployment without prefill workers goes on.
 
         Raises:
             ConfigError: there are fewer accelerators than workers.
@@ -104,6 +106,7 @@ class LocalWorkers:
         # What each process is to see; in threads the workers divide all there is.
         self._accelerators = None if in_threads else accelerators
         self._devices = devices
+        self._decode_may_prefill = decode_may_prefill
         # Short: a socket's path has 107 bytes at most. mkdtemp makes it mode 0700.
         self._folder = Path(tempfile.mkdtemp(prefix="hexserve-"))
         planned = (topology, self._folder, replicas)
@@ -205,10 +208,14 @@ class LocalWorkers:
         self._tell(each)
         log.error("%s is given up: it ended again and again before it was ready", each.worker.name)
         for role in (Role.PREFILL, Role.DECODE):
-            able = [s for s in self._supervised if _has(s.worker, role)]
-            if all(s.given_up for s in able):
+            if all(s.given_up for s in self._supervised if self._can(s.worker, role)):
                 self.died.put_nowait(RoleGivenUp(f"no {role} worker is left; the last: {death}"))
                 return
+
+    def _can(self, worker: WorkerProcess, role: Role) -> bool:
+        stands_in = role is Role.PREFILL and self._decode_may_prefill
+        able = role | Role.DECODE if stands_in else role
+        return any(roles & able for roles in worker.addresses.values())
 
     def _tell(self, each: _Supervised) -> None:
         if self._pool is not None:
@@ -262,7 +269,3 @@ class LocalWorkers:
                 each.worker.send(signal.SIGKILL)
             await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _has(worker: WorkerProcess, role: Role) -> bool:
-    return any(role in roles for roles in worker.addresses.values())

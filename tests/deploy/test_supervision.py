@@ -201,3 +201,16 @@ def test_a_crash_loop_is_given_up_and_ends_the_launcher_when_a_role_is_gone(
         launcher.output
     )
     assert "Traceback" not in launcher.output
+
+
+def test_a_deployment_goes_on_without_prefill_workers_where_decode_workers_may_prefill(
+    launch: Launch, fake_folder: Path
+) -> None:
+    flags = ("--port=0", "--disagg_topo=1,1", "--restart_wait_s=0.01", "--decode_may_prefill")
+    launcher = launch(*HEXSERVE, "serve", f"--model={fake_folder}", *flags)
+    url = launcher.ready_url()
+    (fake_folder / "config.json").write_text("{}")
+    kill(launcher.worker_pid("prefill-0"))
+    launcher.wait_for("prefill-0 is given up", 60)
+    assert complete(url, PROMPT, 3) == expected_tokens(PROMPT, 3)
+    assert get(url, "/ping").status_code == 200
