@@ -29,6 +29,7 @@ class Prefix:
         shared: so many leading blocks of its table are in the cache.
         promised: it will compute the blocks up to this one; others may wait for them.
         closed: the name of its next block is another's: no more of them is added.
+        root: what comes before its first block; None: the cache's own root.
     """
 
     hashes: list[int] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Prefix:
     shared: int = 0
     promised: int = 0
     closed: bool = False
+    root: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +89,8 @@ class PrefixCache:
             return
         fresh = tokens[known * size : len(tokens) // size * size]
         data, width = np.asarray(fresh, "<i4").tobytes(), 4 * size
-        prefix.hashes += block_hashes(fresh, size, prefix.hashes[-1] if known else self._root)
+        root = self._root if prefix.root is None else prefix.root
+        prefix.hashes += block_hashes(fresh, size, prefix.hashes[-1] if known else root)
         prefix.pieces += [data[at : at + width] for at in range(0, len(data), width)]
 
     def find(self, prefix: Prefix, most: int) -> list[int]:

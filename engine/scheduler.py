@@ -85,7 +85,7 @@ class Scheduler:
         self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
-        self._reuse = Reuse(cache, pool.block_size)
+        self._reuse = Reuse(cache, pool)
         self._growth = Growth(limits, pool)
         self._admission = Admission(limits, pool, self._exports, self._reuse, self._growth)
         self._copies = CopyQueue(pool.block_size)
