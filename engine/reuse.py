@@ -45,7 +45,7 @@ class Reuse:
         most, multiple = self._reusable(sequence)
         found = cache.find(sequence.prefix, most // size)
         whole = _round_down(len(found) * size, multiple) // size
-        if _computes(sequence):
+        if _is_waited_for(sequence):
             reach = cache.promised(sequence.prefix, len(found), most // size)
             reach = _round_down(reach * size, multiple) // size
             if reach > whole:
@@ -60,11 +60,11 @@ class Reuse:
             return
         sequence.reused = sequence.computed = sequence.scheduled = len(found) * self._block_size
         self._cache.take(sequence.prefix, found)
-        if _computes(sequence):
+        if _is_waited_for(sequence):
             self._cache.promise(sequence.prefix)
-            if self._public:
-                self.queries += len(sequence.tokens)
-                self.hits += sequence.reused
+        if _computes(sequence) and self._public:
+            self.queries += len(sequence.tokens)
+            self.hits += sequence.reused
 
     def of_prompt(self, sequence: Sequence) -> int:
         """Prompt tokens that were found, in whole hits; for its first new token alone, else 0.
@@ -128,6 +128,12 @@ class Reuse:
 def _computes(sequence: Sequence) -> bool:
     """It computes its prompt here, rather than import it."""
     return Role.PREFILL in sequence.request.roles
+
+
+def _is_waited_for(sequence: Sequence) -> bool:
+    """Others wait for its KV, and it for theirs. An import for its own siblings' alone: those of
+    other prompts come by themselves, and would gain little."""
+    return _computes(sequence) or bool(sequence.request.group)
 
 
 def _round_down(tokens: int, multiple: int) -> int:
