@@ -131,8 +131,7 @@ def _computes(sequence: Sequence) -> bool:
 
 
 def _is_waited_for(sequence: Sequence) -> bool:
-    """Others wait for its KV, and it for theirs. An import for its own siblings' alone: those of
-    other prompts come by themselves, and would gain little."""
+    """Others wait for its KV, and it for theirs: among imports, only where it has siblings."""
     return _computes(sequence) or bool(sequence.request.group)
 
 

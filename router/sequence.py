@@ -16,6 +16,7 @@ from router.output import OutputAssembler, Piece
 from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
 from router.sampling import RequestOptions
+from router.siblings import Siblings
 
 
 class TextSequence:
@@ -25,6 +26,7 @@ class TextSequence:
         sampling: complete, as `options.fit` gives it.
         record: the request's, in which tokens and the end are noted.
         choice: which of the prompt's outputs, from 0.
+        siblings: the same for all of them; None for one alone.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TextSequence:
         *,
         record: RequestRecord,
         choice: int = 0,
+        siblings: Siblings | None = None,
     ) -> None:
         self.prompt = prompt
         self.cached_tokens: int | None = None
@@ -44,6 +47,7 @@ class TextSequence:
         self._sampling = sampling
         self._record = record
         self._choice = choice
+        self._siblings = siblings
         self._options = options
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
@@ -72,7 +76,8 @@ class TextSequence:
         before = record.arrived
         self._context.running.begin(record)
         try:
-            metrics.prompt(len(self.prompt))
+            if self._choice == 0:  # the others share it
+                metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
             echoed: dict[str, list[Any]] | None = None
             deltas = self._context.generator.generate(
@@ -82,6 +87,7 @@ class TextSequence:
                 choice=self._choice,
                 begun=lambda: record.output_tokens > 0,
                 urgency=self._options.urgency.of_age(time.perf_counter() - record.arrived),
+                siblings=self._siblings,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
