@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -48,6 +49,9 @@ class TextSequence:
         self._record = record
         self._choice = choice
         self._siblings = siblings
+        self._echo_of = None if choice == 0 or sampling.prompt_logprobs is None else siblings
+        if self._echo_of is not None:  # the first choice has the prompt scored for all
+            self._sampling = dataclasses.replace(sampling, prompt_logprobs=None)
         self._options = options
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
@@ -93,6 +97,8 @@ class TextSequence:
                 async for delta in deltas:
                     if self.cached_tokens is None:
                         self.cached_tokens = delta.cached_tokens
+                        if self._echo_of is not None:
+                            echoed = await self._echo_of.echo()
                     if delta.prompt_logprobs is not None:
                         echoed = await echoed_logprobs(
                             self._context.tokenizer,
@@ -100,6 +106,8 @@ class TextSequence:
                             delta.prompt_logprobs,
                             skip_special_tokens=self._options.skip_special_tokens,
                         )
+                        if self._siblings is not None:
+                            self._siblings.tell_echo(echoed)
                     if self._options.max_tokens == 0:  # the prompt alone is wanted
                         last_piece = Piece(finish=FinishReason.LENGTH.value, echoed=echoed)
                         break

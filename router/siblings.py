@@ -8,8 +8,10 @@ is lost, the first choice that comes back finds new ones, and the others follow 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,18 @@ class Siblings:
         self._followed: WorkerRoles = ()
         self._seats = 0  # how many more may follow
         self._having: set[Worker] = set()  # who have been given the prompt
+        self._echo: dict[str, list[Any]] = {}
+        self._echoed = asyncio.Event()
+
+    def tell_echo(self, echo: dict[str, list[Any]]) -> None:
+        """The first choice has the log-probabilities of the prompt, as the answer has them."""
+        self._echo = echo
+        self._echoed.set()
+
+    async def echo(self) -> dict[str, list[Any]]:
+        """They are the same for all choices: the others do not compute them. Not to be changed."""
+        await self._echoed.wait()
+        return self._echo
 
     def ask(self, fleet: Fleet, tokens: int, cached: npt.NDArray[np.int64]) -> Ask:
         """What to choose workers by for one that does not `follow`; see Ask."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import pytest
 
+from engine.types import TokenDelta
 from tests.services.deployment import (
     BLOCK_SIZE,
     Deployment,
@@ -60,6 +62,22 @@ async def test_a_prompt_is_computed_once(
             partial = length % BLOCK_SIZE  # a whole last block is shared here
             assert imported(served) == [length + (COUNT - 1) * partial]
         await served.until_idle()
+
+
+@everywhere
+async def test_what_siblings_share_does_not_count_as_cached(topology: str) -> None:
+    """A request's count is that of the choice that had most to compute."""
+    prompt = prompt_of(21)
+    async with deployment(topology, hit_tokens=BLOCK_SIZE) as served:
+
+        async def first(stream: AsyncGenerator[TokenDelta, None]) -> int:
+            async with aclosing(stream):
+                return (await anext(stream)).cached_tokens
+
+        for wanted in (0, 20):
+            counts = await asyncio.gather(*map(first, served.choices(prompt, COUNT)))
+            assert (counts[0], min(counts)) == (wanted, wanted)
+            await served.until_idle()
 
 
 @everywhere
