@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -57,12 +57,12 @@ class Admission:
             self._slots.append(sequence.slot)
             sequence.slot = -1
 
-    def refusal(self, request: SequenceRequest) -> str | None:
-        """Why `request` can never be computed here; None when it can."""
+    def refusal(self, request: SequenceRequest, beside: Iterable[Sequence] = ()) -> str | None:
+        """Why `request` can never be computed here, with those `beside` it in its attempt."""
         refusal = self._limits.refusal(request)
         if refusal is not None:
             return refusal
-        needed = self._growth.most_blocks(Sequence.of(request))
+        needed = self._growth.most_blocks_together((*beside, Sequence.of(request)))
         if needed > self._pool.num_blocks:
             return (
                 f"{needed} KV blocks of {self._pool.block_size} tokens are needed, "

@@ -1,12 +1,13 @@
 """KV blocks for sequences that decode, as they come to need them. Plain Python, no jax.
 
 A sequence begins with blocks for the tokens that it has and SPARE_BLOCKS more, not with all that
-its longest answer may take. When one needs another block and there is none, the youngest is
-preempted: it loses all that it has here, and its router has it computed again, from its prompt
-and its tokens so far, on a prefill worker.
+its longest answer may take. When one needs another block and there is none, the youngest attempt
+is preempted: its sequences lose all that they have here, and its router has them computed again,
+from prompt and tokens so far, on a prefill worker.
 
-The oldest is never preempted, and each can have all the blocks of the pool but those exported. So
-the oldest always comes to its end, whatever else there is, and then the next oldest.
+The oldest attempt is never preempted, and each can have all the blocks of the pool but those
+exported. So the oldest always comes to its end, whatever else there is, and then the next oldest.
+An attempt is as old as the first of its sequences.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from engine.blocks import BlockPool
 from engine.limits import Limits
 from engine.sequence import Sequence, SequenceState
+from engine.types import AttemptId
 
 SPARE_BLOCKS = 1
 """What a sequence begins with beside the blocks of its tokens, to be decoding for a while."""
@@ -48,6 +50,18 @@ class Growth:
             tokens = max(sequence.most_tokens(self._max_model_len) - 1, tokens)
         return self._pool.blocks_for(tokens)
 
+    def most_blocks_together(self, sequences: Iterable[Sequence]) -> int:
+        """The same for all choices of an attempt; what the choices of a group share counts once."""
+        needed, groups = 0, set[bytes]()
+        for sequence in sequences:
+            request = sequence.request
+            needed += self.most_blocks(sequence)
+            if request.group in groups:
+                needed -= len(request.prompt) // self._pool.block_size
+            elif request.group:
+                groups.add(request.group)
+        return needed
+
     def first_blocks(self, sequence: Sequence) -> int:
         """Blocks that it begins with."""
         first = self._pool.blocks_for(len(sequence.tokens)) + SPARE_BLOCKS
@@ -66,7 +80,8 @@ class Growth:
         """Those that decode in the next step, the oldest first, each with the blocks for it.
 
         Not among them is one that has to wait, for blocks that steps under way still name or that
-        are exported. `preempt` is called for each sequence that loses its own, and ends it.
+        are exported. `preempt` is called with a sequence of each attempt that loses its blocks,
+        and ends that attempt.
         """
         ready, wanted = list[Sequence](), 0
         for sequence in tuple(self._running):
@@ -75,9 +90,10 @@ class Growth:
             lacks = self._lacks(sequence)
             wanted += lacks
             while lacks and self._short_of(wanted) and sequence in self._running:
-                if len(self._running) == 1:
-                    break  # the oldest: what it lacks is exported, and comes back by itself
-                preempt(next(reversed(self._running)))
+                youngest = self._youngest()
+                if youngest is None:
+                    break  # what it lacks is exported, and comes back by itself
+                preempt(youngest)
             if sequence not in self._running:
                 wanted -= lacks
             elif not lacks:
@@ -87,13 +103,21 @@ class Growth:
                 taken = np.array(self._pool.reserve(lacks), np.int32)
                 sequence.blocks = np.concatenate([sequence.blocks, taken])
                 ready.append(sequence)
-        return ready
+        # One that had got its blocks may have gone since, with another of its attempt.
+        return [sequence for sequence in ready if sequence in self._running]
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError when they are not those of `sequences` that decode here."""
         states = (SequenceState.PREFILLING, SequenceState.IMPORTING, SequenceState.DECODING)
         wanted = {s.id for s in sequences if s.decodes_here and s.state in states}
         assert wanted == {s.id for s in self._running}, "those that grow differ"
+
+    def _youngest(self) -> Sequence | None:
+        """One of the youngest attempt; None where that is the oldest too."""
+        firsts: dict[AttemptId, Sequence] = {}
+        for sequence in self._running:
+            firsts.setdefault(sequence.id.attempt, sequence)
+        return next(reversed(firsts.values())) if len(firsts) > 1 else None
 
     def _short_of(self, blocks: int) -> bool:
         """So many will not be there even when the steps under way have ended."""

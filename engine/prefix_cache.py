@@ -31,6 +31,7 @@ class Prefix:
         closed: the name of its next block is another's: no more of them is added.
         wanted: others wait for so many of its tokens, or did.
         urgency: the best of their priorities.
+        root: what comes before its first block; None: the cache's own root.
     """
 
     hashes: list[int] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Prefix:
     closed: bool = False
     wanted: int = 0
     urgency: int = 0
+    root: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +91,9 @@ class PrefixCache:
         size, known = self._pool.block_size, len(prefix.hashes)
         if len(tokens) // size == known:
             return
+        root = self._root if prefix.root is None else prefix.root
         fresh = block_pieces(tokens[known * size :], size)
-        prefix.hashes += chain_hashes(fresh, prefix.hashes[-1] if known else self._root)
+        prefix.hashes += chain_hashes(fresh, prefix.hashes[-1] if known else root)
         prefix.pieces += fresh
 
     def find(self, prefix: Prefix, most: int) -> list[int]:

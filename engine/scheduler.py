@@ -85,7 +85,7 @@ class Scheduler:
         self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
         self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
-        self._reuse = Reuse(cache, pool.block_size)
+        self._reuse = Reuse(cache, pool)
         self._growth = Growth(limits, pool)
         self._admission = Admission(limits, pool, self._exports, self._reuse, self._growth)
         self._copies = CopyQueue(pool.block_size)
@@ -103,16 +103,18 @@ class Scheduler:
         if request.id in self._sequences:
             return
         self._admit()  # what has room does not wait: it must not count as waiting
-        refusal = self._admission.refusal(request) or self._transfer_in_use(request)
-        if refusal is not None:
-            self._events.append(Failure(request.id.attempt, FailureCode.INVALID, refusal))
-        elif len(self._admission.waiting) >= self.limits.max_waiting:
-            reason = f"{len(self._admission.waiting)} requests are waiting already"
-            self._events.append(Rejected(request.id.attempt, reason))
-        else:
-            sequence = Sequence.of(request)
-            self._sequences[request.id] = sequence
+        attempt, waiting = request.id.attempt, len(self._admission.waiting)
+        beside = [s for s in self._sequences.values() if s.id.attempt == attempt]
+        refusal = self._admission.refusal(request, beside) or self._transfer_in_use(request)
+        if refusal is None and waiting < self.limits.max_waiting:
+            self._sequences[request.id] = sequence = Sequence.of(request)
             self._admission.waiting.append(sequence)
+            return
+        if refusal is not None:
+            self._events.append(Failure(attempt, FailureCode.INVALID, refusal))
+        else:
+            self._events.append(Rejected(attempt, f"{waiting} requests are waiting already"))
+        self.abort(attempt)
 
     def abort(self, attempt: AttemptId) -> None:
         """Forget every sequence of `attempt`; idempotent."""

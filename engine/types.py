@@ -174,6 +174,7 @@ class SequenceRequest:
         sampling: how to choose tokens; `max_tokens` counts `output` too.
         transfer_id: names the KV handoff, random per attempt; b"" when colocated.
         priority: a lower one is served first.
+        group: shared by the choices of one prompt, which compute it once; b"" for one alone.
     """
 
     id: SequenceId
@@ -183,6 +184,7 @@ class SequenceRequest:
     output: tuple[int, ...] = ()
     transfer_id: bytes = b""
     priority: int = 0
+    group: bytes = b""
 
     @property
     def known_tokens(self) -> tuple[int, ...]:

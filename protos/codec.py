@@ -39,6 +39,7 @@ MESSAGE_LIMITS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 TRANSFER_ID_BYTES = 16
+GROUP_BYTES = 16
 MAX_CHOICES = 128
 """OpenAI's limit for `n`."""
 
@@ -172,6 +173,7 @@ def encode_start(order: StartOrder) -> wire.Start:
         transfer_id=first.transfer_id,
         sources=order.sources,
         priority=first.priority,
+        group=first.group,
     )
 
 
@@ -188,6 +190,8 @@ def decode_start(message: wire.Start) -> StartOrder:
     wanted = 0 if roles == COLOCATED else TRANSFER_ID_BYTES
     if len(message.transfer_id) != wanted:
         raise WireError(f"a transfer_id of {len(message.transfer_id)} bytes, {wanted} are wanted")
+    if len(message.group) not in (0, GROUP_BYTES):
+        raise WireError(f"a group of {len(message.group)} bytes, 0 or {GROUP_BYTES} are wanted")
     if not message.choices:
         raise WireError("no choices")
     prompt, sampling = unpack_tokens(message.prompt), decode_sampling(message.sampling)
@@ -207,6 +211,7 @@ def decode_start(message: wire.Start) -> StartOrder:
             unpack_tokens(choice.output),
             message.transfer_id,
             message.priority,
+            message.group,
         )
         for choice in message.choices
     )

@@ -50,7 +50,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "attempt", "roles", "prompt", "choices", "sampling", "transfer_id", "sources", "priority")
+    __slots__ = ("request_id", "attempt", "roles", "prompt", "choices", "sampling", "transfer_id", "sources", "priority", "group")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Start(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     roles: int
@@ -69,7 +70,8 @@ class Start(_message.Message):
     transfer_id: bytes
     sources: _containers.RepeatedScalarFieldContainer[str]
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., roles: _Optional[int] = ..., prompt: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    group: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., roles: _Optional[int] = ..., prompt: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., transfer_id: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("choice", "output")

@@ -20,8 +20,8 @@ tokens stay with its generator, which gives up a client that is too far behind."
 class Choices:
     """One or more sequences, prompt by prompt: choice i of prompt p is number p * n + i.
 
-    Every choice is an order of its own to the workers, so for n choices a prompt is computed n
-    times. Choice i is keyed by the prompt's seed and i: it does not depend on n.
+    Every choice is an order of its own to the workers, which compute the prompt once for all of
+    them (router.siblings). Choice i is keyed by the prompt's seed and i: it does not depend on n.
 
     Args:
         sequences: `candidates` for each prompt.

@@ -47,6 +47,7 @@ from router.flight import (
 from router.generation import NOT_URGENT
 from router.placement import Placement, place
 from router.prompt_scores import PromptScores
+from router.siblings import Siblings
 from router.urgency import Urgency
 from router.worker import Worker
 from router.workers import WorkerPool
@@ -134,10 +135,13 @@ class Dispatcher:
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
+        siblings: Siblings | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
         with self._counted():
-            attempts = self._attempts(tuple(prompt), sampling, request_id, choice, begun, urgency)
+            attempts = self._attempts(
+                tuple(prompt), sampling, request_id, choice, begun, urgency, siblings
+            )
             async with aclosing(attempts) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -162,6 +166,7 @@ class Dispatcher:
         choice: int,
         begun: Callable[[], bool],
         urgency: Urgency,
+        siblings: Siblings | None,
     ) -> AsyncGenerator[TokenDelta, None]:
         loop = asyncio.get_running_loop()
         output = list[int]()
@@ -182,12 +187,15 @@ class Dispatcher:
                 reuses=not sampling.needs_all_logits,
                 begun=lambda: bool(output) or begun(),
                 urgency=urgency,
+                siblings=siblings,
             )
             fingerprint = placed.workers[0][0].info.limits.fingerprint
             model = model or fingerprint
             if fingerprint != model:
                 raise Unavailable("the workers that are left serve another model")
-            flight = self._take_off(placed, sequence, prompt, tuple(output), sampling, urgency)
+            flight = self._take_off(
+                placed, sequence, prompt, tuple(output), sampling, urgency, siblings
+            )
             finished = False
             try:
                 while not finished:
@@ -234,6 +242,7 @@ class Dispatcher:
         output: tuple[int, ...],
         sampling: SamplingParams,
         urgency: Urgency,
+        siblings: Siblings | None = None,
     ) -> Flight:
         attempt = sequence.attempt
         workers = tuple(worker for worker, _ in placed.workers)
@@ -244,10 +253,11 @@ class Dispatcher:
         flight = Flight(workers, len(output), tokens, placed.uncached, scores)
         self._flights[attempt] = flight
         sources = workers[0].info.sources
+        group = b"" if siblings is None else siblings.group
         try:
             for worker, roles in placed.workers:
                 request = SequenceRequest(
-                    sequence, roles, prompt, sampling, output, transfer_id, urgency.priority
+                    sequence, roles, prompt, sampling, output, transfer_id, urgency.priority, group
                 )
                 worker.start(StartOrder(attempt, (request,), sources))
         except BaseException:  # values that the wire cannot carry
@@ -273,6 +283,7 @@ class Dispatcher:
         reuses: bool,
         begun: Callable[[], bool],
         urgency: Urgency,
+        siblings: Siblings | None,
     ) -> Placement:
         """As `place`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
@@ -283,14 +294,16 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         if self._waiting >= MAX_WAITING:
-            return self._choose(tokens, refusing, only_first=only_first, reuses=reuses)
+            return self._choose(tokens, refusing, siblings, only_first=only_first, reuses=reuses)
         self._waiting += 1
         try:
             while True:
                 urgency.check()
                 left = deadline - loop.time()
                 try:
-                    return self._choose(tokens, refusing, only_first=only_first, reuses=reuses)
+                    return self._choose(
+                        tokens, refusing, siblings, only_first=only_first, reuses=reuses
+                    )
                 except Unavailable:
                     if left <= 0 or self._pool.closing:
                         raise
@@ -306,10 +319,24 @@ class Dispatcher:
             self._waiting -= 1
 
     def _choose(
-        self, tokens: Sequence[int], refusing: set[Worker], *, only_first: bool, reuses: bool
+        self,
+        tokens: Sequence[int],
+        refusing: set[Worker],
+        siblings: Siblings | None,
+        *,
+        only_first: bool,
+        reuses: bool,
     ) -> Placement:
-        fleet, prefixes, rng = self._pool.fleet, self._pool.prefixes, self._rng
-        return place(fleet, prefixes, tokens, refusing, rng, only_first=only_first, reuses=reuses)
+        return place(
+            self._pool.fleet,
+            self._pool.prefixes,
+            tokens,
+            refusing,
+            self._rng,
+            only_first=only_first,
+            reuses=reuses,
+            siblings=siblings,
+        )
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
         """Forget an attempt, and have its workers forget it too; idempotent.

@@ -138,6 +138,11 @@ class Fleet:
         assert worker is not None
         return worker
 
+    def takes(self, worker: Worker) -> bool:
+        """It is open, used, and takes new work."""
+        row = worker.row
+        return row is not None and self.workers[row] is worker and bool(self.table["taking"][row])
+
     def taking(self, roles: Role) -> Rows:
         """Workers that do exactly `roles` and take new work."""
         return self._grouped((roles.value, 0))

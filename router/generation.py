@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 from engine.types import ModelLimits, SamplingParams, TokenDelta
+from router.siblings import Siblings
 from router.urgency import Urgency
 
 NOT_URGENT = Urgency()
@@ -38,6 +39,7 @@ class Generator(Protocol):
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
+        siblings: Siblings | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
@@ -47,6 +49,7 @@ class Generator(Protocol):
         counts the outputs of one prompt and seed, and keys their noise. `begun()` tells whether
         another output has begun of the same client's request, which then waits for room instead
         of being refused. `urgency` orders those that wait, and may end this by DeadlinePassed.
+        `siblings` is the same for all choices of one prompt, which is then computed once.
 
         Raises:
             ServingError: see router.errors; before the first delta or between two.

@@ -13,6 +13,7 @@ from router.cached_prefixes import CachedPrefixes
 from router.errors import Overloaded, Unavailable
 from router.fleet import Fleet, Rows
 from router.policy import Ask, choose_colocated, choose_pair, choose_prefill
+from router.siblings import Siblings
 from router.worker import Worker
 
 
@@ -33,17 +34,23 @@ def place(
     *,
     only_first: bool,
     reuses: bool = True,
+    siblings: Siblings | None = None,
 ) -> Placement:
     """Choose among the workers that take new work and are not `refusing`.
 
     A decode worker that can prefill does both while there is no prefill worker, or if that is
     sooner. `only_first`: the first token is the last, so no decode worker is needed. `reuses`:
-    what is cached need not be computed.
+    what is cached need not be computed. `siblings`: of a prompt with several choices, of which
+    this is the next.
 
     Raises:
         Unavailable: a role has no worker, or there is none at all.
         Overloaded: it has, and all of them refuse.
     """
+    if siblings is not None:
+        followed = siblings.follow(fleet, refusing, only_first=only_first)
+        if followed is not None:
+            return Placement(followed, siblings.uncached(followed, len(tokens)))
     prefill, decode = fleet.taking(Role.PREFILL), fleet.taking(Role.DECODE)
     colocated = fleet.taking(COLOCATED)
     if not len(colocated) and not len(prefill):
@@ -56,6 +63,9 @@ def place(
 
     cached = prefixes.tokens(tokens) if reuses else np.zeros(fleet.rows, np.int64)
     ask = Ask(len(tokens), cached)
+    if siblings is not None:
+        ask = siblings.ask(fleet, len(tokens), cached)
+        prefill = siblings.those_having(fleet, willing(prefill))
     pair: tuple[int, int] | None
     if len(colocated):
         both = choose_colocated(fleet, willing(colocated), ask, rng)
@@ -77,10 +87,11 @@ def place(
     else:
         places, roles = [(first, "prefill"), (second, "decode")], (Role.PREFILL, Role.DECODE)
     for row, where in places:
-        prefixes.count(where, len(tokens), int(ask.cached[row]))
-    workers = [fleet.worker(row) for row, _ in places]
-    uncached = len(tokens) - int(ask.cached[first])
-    return Placement(tuple(zip(workers, roles, strict=True)), uncached)
+        prefixes.count(where, len(tokens), int(cached[row]))
+    workers = tuple(zip((fleet.worker(row) for row, _ in places), roles, strict=True))
+    if siblings is not None:
+        siblings.placed(fleet, workers, ask)
+    return Placement(workers, len(tokens) - int(ask.cached[first]))
 
 
 def _check(colocated: Rows, prefill: Rows, decode: Rows, *, only_first: bool) -> None:

@@ -40,10 +40,18 @@ TIE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt: its tokens, and how many of them each worker has cached [rows of the fleet]."""
+    """A prompt, or one with output so far.
+
+    Attributes:
+        tokens: how many it has.
+        cached: how many of them each worker has cached [rows of the fleet].
+        choices: sequences that are to go the same way; their first `shared` tokens are the same.
+    """
 
     tokens: int
     cached: npt.NDArray[np.int64]
+    choices: int = 1
+    shared: int = 0
 
 
 class _Costs:
@@ -54,9 +62,12 @@ class _Costs:
         uncached = ask.tokens - ask.cached[: fleet.rows]
         queued = np.maximum(table["waiting_tokens"], table["sent_tokens"])
         # One token more than the prompt; `//` takes ten times as long on floats.
-        blocks = np.floor(ask.tokens / table["block_size"]) + 1.0
-        batch = (np.maximum(table["taken"], table["sequences"]) + 1) / table["max_seqs"]
-        pool = 1.0 + (blocks - table["room"]) / table["num_blocks"]
+        blocks = needed = np.floor(ask.tokens / table["block_size"]) + 1.0
+        if ask.choices > 1:
+            own = blocks - np.floor(ask.shared / table["block_size"])
+            needed = blocks + (ask.choices - 1) * own
+        batch = (np.maximum(table["taken"], table["sequences"]) + ask.choices) / table["max_seqs"]
+        pool = 1.0 + (needed - table["room"]) / table["num_blocks"]
         self.sequences: npt.NDArray[np.float64] = table["sequences"]
         self.ttft: Seconds = (queued + uncached) / table["prefill_rate"]
         self.fetch: Seconds = uncached / FETCH_RATE
@@ -64,6 +75,16 @@ class _Costs:
         self.uncached: npt.NDArray[np.int64] = uncached
         self.stuck: npt.NDArray[np.bool_] = table["export_limited"]
         self.full: npt.NDArray[np.bool_] = table["room"] < blocks
+
+
+def seats(fleet: Fleet, row: int, ask: Ask) -> int:
+    """How many of the choices the worker of a row can decode at once beside what it has."""
+    table = fleet.table
+    slots = table["max_seqs"][row] - max(table["taken"][row], table["sequences"][row])
+    size = int(table["block_size"][row])
+    first = (ask.tokens + size) // size
+    more = (table["room"][row] - first) // (first - ask.shared // size)
+    return int(min(slots, 1 + more))
 
 
 def choose_prefill(fleet: Fleet, rows: Rows, ask: Ask, rng: random.Random) -> int | None:

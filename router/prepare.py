@@ -22,6 +22,7 @@ from router.response_answer import ResponseAnswer
 from router.response_request import read_response
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
+from router.siblings import Siblings
 
 _Request = TypeVar("_Request")
 
@@ -148,8 +149,17 @@ def _choices(
         if candidates > options.n and sampling.top_logprobs is None:
             sampling = dataclasses.replace(sampling, top_logprobs=0)  # to rank them by
         record.prompt_tokens += len(prompt)
+        siblings = Siblings(prompt, candidates) if candidates > 1 else None
         sequences += [
-            TextSequence(context, prompt, sampling, options, record=record, choice=choice)
+            TextSequence(
+                context,
+                prompt,
+                sampling,
+                options,
+                record=record,
+                choice=choice,
+                siblings=siblings,
+            )
             for choice in range(candidates)
         ]
     return Choices(sequences, n=options.n, candidates=candidates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,6 +17,7 @@ from router.output import OutputAssembler, Piece
 from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
 from router.sampling import RequestOptions
+from router.siblings import Siblings
 
 
 class TextSequence:
@@ -25,6 +27,7 @@ class TextSequence:
         sampling: complete, as `options.fit` gives it.
         record: the request's, in which tokens and the end are noted.
         choice: which of the prompt's outputs, from 0.
+        siblings: the same for all of them; None for one alone.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class TextSequence:
         *,
         record: RequestRecord,
         choice: int = 0,
+        siblings: Siblings | None = None,
     ) -> None:
         self.prompt = prompt
         self.cached_tokens: int | None = None
@@ -44,6 +48,10 @@ class TextSequence:
         self._sampling = sampling
         self._record = record
         self._choice = choice
+        self._siblings = siblings
+        self._echo_of = None if choice == 0 or sampling.prompt_logprobs is None else siblings
+        if self._echo_of is not None:  # the first choice has the prompt scored for all
+            self._sampling = dataclasses.replace(sampling, prompt_logprobs=None)
         self._options = options
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
@@ -72,7 +80,8 @@ class TextSequence:
         before = record.arrived
         self._context.running.begin(record)
         try:
-            metrics.prompt(len(self.prompt))
+            if self._choice == 0:  # the others share it
+                metrics.prompt(len(self.prompt))
             last_piece: Piece | None = None
             echoed: dict[str, list[Any]] | None = None
             deltas = self._context.generator.generate(
@@ -82,11 +91,14 @@ class TextSequence:
                 choice=self._choice,
                 begun=lambda: record.output_tokens > 0,
                 urgency=self._options.urgency.of_age(time.perf_counter() - record.arrived),
+                siblings=self._siblings,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
                     if self.cached_tokens is None:
                         self.cached_tokens = delta.cached_tokens
+                        if self._echo_of is not None:
+                            echoed = await self._echo_of.echo()
                     if delta.prompt_logprobs is not None:
                         echoed = await echoed_logprobs(
                             self._context.tokenizer,
@@ -94,6 +106,8 @@ class TextSequence:
                             delta.prompt_logprobs,
                             skip_special_tokens=self._options.skip_special_tokens,
                         )
+                        if self._siblings is not None:
+                            self._siblings.tell_echo(echoed)
                     if self._options.max_tokens == 0:  # the prompt alone is wanted
                         last_piece = Piece(finish=FinishReason.LENGTH.value, echoed=echoed)
                         break

@@ -106,6 +106,7 @@ def request(
     transfer_id: bytes = b"",
     output: tuple[int, ...] = (),
     choice: int = 0,
+    group: bytes = b"",
     **sampling: object,
 ) -> SequenceRequest:
     return SequenceRequest(
@@ -115,6 +116,7 @@ def request(
         SamplingParams(**sampling),  # type: ignore[arg-type]
         output,
         transfer_id,
+        group=group,
     )
 
 

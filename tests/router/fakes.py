@@ -20,6 +20,7 @@ from engine.types import (
     TokenLogprobs,
 )
 from router.generation import NOT_URGENT
+from router.siblings import Siblings
 from router.urgency import Urgency
 
 EOS = 256
@@ -55,6 +56,7 @@ class Call:
     late: bool = False
     """Another output of the request had begun."""
     urgency: Urgency = NOT_URGENT
+    siblings: Siblings | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
 
@@ -94,8 +96,9 @@ class ScriptedGenerator:
         choice: int = 0,
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
+        siblings: Siblings | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
-        call = Call(list(prompt), sampling, request_id, choice, begun(), urgency)
+        call = Call(list(prompt), sampling, request_id, choice, begun(), urgency, siblings)
         self.calls.append(call)
         steps = self.script(call.prompt) if callable(self.script) else self.script
         sequence = SequenceId(AttemptId(request_id, 0), choice)

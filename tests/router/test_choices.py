@@ -28,6 +28,14 @@ def by_choice(events: list[Any]) -> list[str]:
     return [texts[number] for number in sorted(texts)]
 
 
+def check_siblings(calls: list[Call], candidates: int) -> None:
+    """The choices of a prompt have each other, and nobody else."""
+    groups = [call.siblings for call in calls]
+    assert groups == [each for each in groups[::candidates] for _ in range(candidates)]
+    assert len(set(groups)) == len(groups) // candidates
+    assert len({each.group for each in groups[::candidates] if each}) == len(groups) // candidates
+
+
 async def test_each_prompt_has_n_choices_in_order(
     client: Client, generator: ScriptedGenerator
 ) -> None:
@@ -41,6 +49,7 @@ async def test_each_prompt_has_n_choices_in_order(
     assert answer["usage"]["completion_tokens"] == 12 + 6
     assert [call.choice for call in generator.calls] == [0, 1] * 3
     assert {call.sampling.seed for call in generator.calls} == {7}
+    check_siblings(generator.calls, 2)
     assert by_choice(await client.stream_completion(**body)) == expected
 
 
@@ -146,6 +155,7 @@ async def test_best_of_keeps_the_likeliest_first(
     assert all(c["logprobs"] is None for c in answer["choices"])
     assert answer["usage"]["completion_tokens"] == 8
     assert {call.sampling.top_logprobs for call in generator.calls} == {0}
+    check_siblings(generator.calls, 4)
 
 
 async def test_one_failure_ends_all_choices(client: Client, generator: ScriptedGenerator) -> None:

@@ -43,6 +43,8 @@ async def test_a_stream_tells_them_once_also_where_text_is_held_back(
     generator.script = batches("👍z", 1)
     asked: dict[str, Any] = {"prompt": "ab", "echo": True, "logprobs": 0, "n": 2}
     whole = await client.complete(**asked)
+    scored = [call.sampling.prompt_logprobs for call in generator.calls]
+    assert scored == [0, None], "the prompt is scored once for both"
     events = await client.stream_completion(**asked)
     for number, choice in enumerate(whole["choices"]):
         assert choice["logprobs"]["token_logprobs"][:2] == [None, -1]

@@ -227,3 +227,6 @@ async def test_many_instances_go_to_the_workers_bit_by_bit(
     assert predictions[1:] == ["a"] * 8
     assert len(predictions[0]["choices"]) == 4
     assert max(running) == 3
+    siblings = [call.siblings for call in generator.calls]
+    assert siblings.count(None) == 8
+    assert len(set(siblings) - {None}) == 1

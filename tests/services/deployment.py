@@ -24,13 +24,14 @@ from engine.build import BuiltEngine, KVArray
 from engine.engine import Engine
 from engine.fake import FakeRunner, next_token
 from engine.limits import Limits
-from engine.plan import RunBatch, StepOutcome, StepPlan
+from engine.plan import ImportKV, RunBatch, StepOutcome, StepPlan
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import COLOCATED, FinishReason, ModelLimits, Role, SamplingParams, TokenDelta
 from kvtransfer import KVSource
 from kvtransfer.array_transfer import ArrayTransfer
 from router.dispatch import Dispatcher
+from router.siblings import Siblings
 from router.workers import WorkerPool
 
 EACH_TRANSPORT = (("device",), ("shm",), ("jax",), ("grpc",))
@@ -74,6 +75,8 @@ class GatedRunner(FakeRunner):
         super().__init__(num_blocks, BLOCK_SIZE, VOCAB, step_s)
         self.fault: Exception | None = None
         self.held = False  # a forward pass waits at the gate
+        self.spans: list[tuple[int, int]] = []  # first token and end of each row that was computed
+        self.imported = 0  # tokens whose KV has come from elsewhere
         self._condition = threading.Condition()
         self._passes: int | None = None
 
@@ -98,7 +101,16 @@ class GatedRunner(FakeRunner):
                     self._passes -= 1
         if self.fault is not None:
             raise self.fault
+        for entry in plan.entries:
+            if isinstance(entry, RunBatch):
+                self.spans += [(row.start, row.stop) for row in entry.rows]
+            elif isinstance(entry, ImportKV):
+                self.imported += len(entry.slots)
         return super().run(plan)
+
+    def computed(self, tokens: int) -> int:
+        """How many tokens before number `tokens` of any sequence have been computed."""
+        return sum(max(0, min(stop, tokens) - start) for start, stop in self.spans)
 
 
 @dataclass
@@ -206,6 +218,23 @@ class Deployment:
         """The dispatcher's generator for one request."""
         params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
         return self.dispatcher.generate(prompt, params, request_id=f"request-{next(self._ids)}")
+
+    def choices(
+        self, prompt: Sequence[int], count: int, **sampling: object
+    ) -> list[AsyncGenerator[TokenDelta, None]]:
+        """The generators of a prompt's choices."""
+        params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
+        siblings = Siblings(prompt, count)
+        return [
+            self.dispatcher.generate(
+                prompt,
+                params,
+                request_id=f"request-{next(self._ids)}",
+                choice=choice,
+                siblings=siblings,
+            )
+            for choice in range(count)
+        ]
 
     async def ask(self, prompt: Sequence[int], **sampling: object) -> list[int]:
         """All tokens of one request; checks that the stream is without gap and ends once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -132,6 +133,15 @@ def test_decode_goes_to_the_emptiest_batch_or_pool() -> None:
     just_sent = decoding(sequences=6)
     half = decoding(load=Load(running=4, free_blocks=60))
     assert Choice(FakeWorker(), full_batch, full_pool, just_sent, half).pair()[1] is half
+
+
+def test_several_choices_go_where_there_is_room_for_all() -> None:
+    small, large = decoding(), decoding(load=Load(running=4, free_blocks=100))
+    choice = Choice(FakeWorker(), small, large)
+    choice.fleet.table["max_seqs"][1] = 2
+    assert choice.pair()[1] is small
+    choice.ask = dataclasses.replace(choice.ask, choices=4, shared=9)
+    assert choice.pair()[1] is large
 
 
 def test_decode_goes_past_a_worker_without_room() -> None:
