@@ -109,8 +109,15 @@ async def test_more_choices_than_slots_wait(topology: str) -> None:
 @cached
 async def test_choices_that_share_too_few_blocks(topology: str, hit_tokens: int | None) -> None:
     prompt = prompt_of(21)
-    async with deployment(topology, hit_tokens=hit_tokens, num_blocks=18) as served:
-        assert await answers(served, prompt, max_tokens=40) == [expected(prompt, 40)] * COUNT
+    async with deployment(topology, hit_tokens=hit_tokens, num_blocks=18, step_s=0.0005) as served:
+        decoding = [m for name, m in served.members.items() if "prefill" not in name]
+        for member in decoding:
+            member.runner.shut()
+        asking = asyncio.create_task(answers(served, prompt, max_tokens=40))
+        await eventually(lambda: sum(m.host._sessions.attempts for m in decoding) == COUNT)
+        for member in decoding:
+            member.runner.open()
+        assert await asking == [expected(prompt, 40)] * COUNT
         assert served.pool.preemptions > 0
         await served.until_idle()
 
