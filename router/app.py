@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from router.admin_api import admin_routes
 from router.context import GatewayContext
 from router.error_responses import add_error_handlers
+from router.errors import Unavailable
 from router.gate import Gate
 from router.openai_api import openai_routes
 from router.openapi import describe
@@ -33,15 +34,13 @@ def create_app(context: GatewayContext) -> FastAPI:
 
     async def ping() -> Response:
         """Tell whether requests can be served: 200 or 503, without a body."""
-        return Response(status_code=200 if context.generator.ready else 503)
+        return _probed(context, Response())
 
     @app.get("/health")
     async def health() -> Response:
         """Describe the workers; 503 while requests cannot be served."""
-        return JSONResponse(
-            {"requests": len(context.running), **context.generator.health()},
-            status_code=200 if context.generator.ready else 503,
-        )
+        health = {"requests": len(context.running), **context.generator.health()}
+        return _probed(context, JSONResponse(health))
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -63,6 +62,14 @@ def create_app(context: GatewayContext) -> FastAPI:
     description = describe(context)
     app.openapi = lambda: description  # type: ignore[method-assign]
     return app
+
+
+def _probed(context: GatewayContext, response: Response) -> Response:
+    """A probe's answer, with the status and headers of what it found."""
+    if not context.generator.ready:
+        response.status_code = Unavailable.status
+        response.headers["Retry-After"] = str(Unavailable.retry_after_s)
+    return response
 
 
 def _add_middleware(app: FastAPI, context: GatewayContext) -> None:

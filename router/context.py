@@ -70,8 +70,10 @@ class GatewayContext:
             raise Unavailable("the server is not ready: it is loading, draining or lacks workers")
         return limits
 
-    def resolve_model(self, name: object) -> str:
+    def resolve_model(self, name: object, param: str = "model") -> str:
         """The name to answer with for the `model` of a request; absent means any.
+
+        `param` is the field's name for errors.
 
         Raises:
             BadRequest: it is no string.
@@ -79,11 +81,11 @@ class GatewayContext:
         """
         if name is None or name in ANY_MODEL:
             return self.served_model_names[0]
-        model = check_text(name, "model")
+        model = check_text(name, param)
         if model not in self.served_model_names:
             served = ", ".join(self.served_model_names)
             raise ModelNotFound(
-                f"model {show(model)} does not exist here; served: {served}", param="model"
+                f"{param} {show(model)} does not exist here; served: {served}", param=param
             )
         return model
 

@@ -25,8 +25,14 @@ _ERRORS = {
     500: "The request was taken and then lost.",
     503: "Not ready: loading, draining, or no worker is left; try again after Retry-After seconds.",
 }
+_HEADERS = {
+    401: ("WWW-Authenticate", "Bearer"),
+    405: ("Allow", "The methods that there are."),
+    429: ("Retry-After", "Seconds to wait before the next try."),
+    503: ("Retry-After", "Seconds to wait before the next try."),
+}
 _ASKED = (400, 401, 404, 405, 408, 413, 429, 500, 503)
-_LOOKED_UP = (401, 404, 405, 429)
+_LISTED = (401, 405, 429)
 
 
 def describe(context: GatewayContext) -> Schema:
@@ -44,8 +50,8 @@ def describe(context: GatewayContext) -> Schema:
             "Answer a conversation in the shape of the responses API; nothing is stored",
             "Response", streams=True,
         ),
-        "/v1/models": _get("List the served model under each of its names", "Models", _LOOKED_UP),
-        "/v1/models/{name}": _get("Describe one served model", "Model", _LOOKED_UP),
+        "/v1/models": _get("List the served model under each of its names", "Models", _LISTED),
+        "/v1/models/{name}": _get("Describe one served model", "Model", (404, *_LISTED)),
         "/tokenize": _post("Give the token ids of a text or a conversation", "Tokenize"),
         "/detokenize": _post("Give the text of token ids", "Detokenize"),
         "/version": _get("Tell hexserve's version", "Version", (405,)),
@@ -55,11 +61,13 @@ def describe(context: GatewayContext) -> Schema:
         "/ping": ping,
     }  # fmt: skip
     if context.drain_worker is not None:
-        paths["/admin/drain"] = _post("Have a worker end when what runs has ended", "Drain")
+        drain = _post("Have a worker end when what runs has ended", "Drain")
+        del drain["post"]["responses"]["404"]  # it names no model
+        paths["/admin/drain"] = drain
     paths["/v1/models/{name}"]["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}
     ]
-    paths["/health"]["get"]["responses"]["503"] = _answer("Not ready", "Health")
+    paths["/health"]["get"]["responses"]["503"] = _answer(503, "Health")
     paths.setdefault(context.predict_route, predict)
     paths.setdefault(context.health_route, ping)
     schemas: Schema = {
@@ -108,18 +116,24 @@ def _post(summary: str, name: str, *, streams: bool = False) -> Schema:
 
 
 def _responses(answer: str | None, errors: tuple[int, ...]) -> Schema:
-    responses = {str(code): _answer(_ERRORS[code], "Error") for code in errors}
-    responses["200"] = _answer("Done", answer)
+    responses = {str(code): _answer(code, "Error") for code in errors}
+    responses["200"] = _answer(200, answer)
     if answer is None:  # a probe's answers have no body
-        responses |= {"503": {"description": _ERRORS[503]}}
+        responses["503"] = _answer(503, None)
     return responses
 
 
-def _answer(description: str, name: str | None) -> Schema:
-    if name is None:
-        return {"description": description}
-    kind = "text/plain" if name == "Metrics" else "application/json"
-    return {"description": description, "content": {kind: {"schema": _ref(name)}}}
+def _answer(code: int, name: str | None) -> Schema:
+    answer: Schema = {"description": _ERRORS.get(code, "Done")}
+    if name is not None:
+        kind = "text/plain" if name == "Metrics" else "application/json"
+        answer["content"] = {kind: {"schema": _ref(name)}}
+    if code in _HEADERS:
+        header, meaning = _HEADERS[code]
+        answer["headers"] = {
+            header: {"description": meaning, "required": True, "schema": {"type": "string"}}
+        }
+    return answer
 
 
 def _ref(name: str) -> Schema:

@@ -125,7 +125,7 @@ def _read(context: GatewayContext, fields: Fields, read: Callable[..., _Request]
     limits = context.ready_limits()
     return read(
         fields,
-        model=context.resolve_model(fields.raw("model")),
+        model=context.resolve_model(fields.raw("model"), fields.param("model")),
         limits=limits,
         defaults=context.generation_defaults,
     )

@@ -79,6 +79,8 @@ def _json(told: Mapping[str, Any]) -> str:
 async def _tokens(context: GatewayContext, fields: Fields) -> list[int]:
     prompt = fields.raw("prompt")
     if prompt is None:
+        if fields.raw("messages") is None:
+            raise BadRequest("prompt is required, or messages", param="prompt")
         messages = read_messages(fields)
         return await message_tokens(
             context,

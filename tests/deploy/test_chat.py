@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +148,41 @@ def test_interrupting_at_the_prompt_ends(server: Server) -> None:
         transport=httpx.MockTransport(server),
     )
     assert server.requests == []
+
+
+def test_a_conversation_with_a_deployment(launch: Launch) -> None:
+    """The command by a pipe: answers come piece by piece, and each question knows those before."""
+    server = launch(*HEXSERVE, "serve", "--model=fake", "--port=0", "--disagg_topo=1,1")
+    url = server.ready_url()
+    flags = ("--max_tokens=12", "--temperature=0", "--system=Be brief.")
+    with subprocess.Popen(
+        (*HEXSERVE, "chat", f"--url={url}", *flags),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as talk:
+        shown, _ = talk.communicate("one\ntwo\n/reset\none\n/exit\nnever asked\n", timeout=60)
+    assert talk.returncode == 0
+    hint, *answers = shown.split("\n> ")
+    assert hint.startswith("Ask something")
+    first, second, _, again, _ = answers
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    assert first == again == f"{asked(url, messages)}\n"
+    messages += [
+        {"role": "assistant", "content": first.removesuffix("\n")},
+        {"role": "user", "content": "two"},
+    ]
+    assert second == f"{asked(url, messages)}\n"
+
+
+def asked(url: str, messages: list[dict[str, str]]) -> str:
+    """The answer to a conversation, whole."""
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["message"]["content"]
+    return text
 
 
 def test_the_command(launch: Launch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.model.chat_logprobs import check_chats
 from tests.model.conftest import PLACEMENTS
 
 FEW = (0, 1, 4, 7, 11, 13, 15)
@@ -51,7 +52,8 @@ def check(case: dict[str, Any], choice: dict[str, Any]) -> None:
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"] == pytest.approx(case["logprobs"], abs=1e-3)
     for best, top in zip(logprobs["top_logprobs"], case["top"], strict=True):
-        assert sorted(best.values(), reverse=True) == pytest.approx([p for _, p in top], abs=1e-3)
+        assert list(best.values()) == sorted(best.values(), reverse=True)
+        assert list(best.values()) == pytest.approx([p for _, p in top], abs=1e-3)
 
 
 async def run(url: str, cases: Sequence[dict[str, Any]], at_once: int) -> None:
@@ -96,6 +98,9 @@ class TestFew:
         assert answer.status_code == 200, answer.text
         assert answer.json()["prompt_token_ids"] == chat["ids"]
 
+    async def test_log_probabilities_of_chats(self, server: Server) -> None:
+        await check_chats(server[1])
+
     async def test_edges_of_the_context(self, server: Server) -> None:
         await check_edges(server[1])
 
@@ -119,6 +124,9 @@ class TestAll:
 
     async def test_streamed_text_is_the_whole_text(self, server: Server) -> None:
         await check_streamed(server[1])
+
+    async def test_log_probabilities_of_chats(self, server: Server) -> None:
+        await check_chats(server[1])
 
     async def test_edges_of_the_context(self, server: Server) -> None:
         await check_edges(server[1])

@@ -18,6 +18,7 @@ from checkpoint.tokenizer import Tokenizer
 from router.app import create_app
 from router.context import GatewayContext
 from router.metrics import RouterMetrics
+from tests.router.described import check_described
 from tests.router.fakes import ScriptedGenerator
 
 
@@ -50,7 +51,7 @@ def context(
 
 
 class Client:
-    """The app under test, without a network."""
+    """The app under test, without a network. Each of its answers is held to its description."""
 
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
@@ -59,9 +60,12 @@ class Client:
         return Client(replace(self.context, **changes))
 
     async def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(app=create_app(self.context))
+        app = create_app(self.context)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, **kwargs)
+            response = await client.request(method, path, **kwargs)
+        check_described(app.openapi(), method, path, response)
+        return response
 
     async def get(self, path: str) -> httpx.Response:
         return await self.request("GET", path)

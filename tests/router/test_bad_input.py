@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from checkpoint.chat_template import ChatTemplate
-from router.context import GatewayContext
 from tests.router.conftest import Client
 from tests.router.fakes import MAX_MODEL_LEN, VOCAB, ScriptedGenerator, batches
 
@@ -237,25 +236,10 @@ async def test_a_wrong_chat(
     check_error(await client.post(CHAT, fields), 400, *parts, param=param)
 
 
-@pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        (b"", ["JSON"]),
-        (b"{", ["JSON", "line 1"]),
-        (b"[]", ["object", "[]"]),
-        (b'"x"', ["object"]),
-        (b'{"prompt": NaN}', ["NaN"]),
-        (b'{"prompt": "p", "temperature": -Infinity}', ["-Infinity"]),
-        (b'{"prompt": "p", "temperature": 1e999}', ["temperature"]),
-        (b'{"prompt": "\xff"}', ["UTF-8", "byte 12"]),
-        (b"[" * 100_000, ["nested"]),
-        (b'{"seed": ' + b"1" * 5000 + b"}", ["JSON"]),
-    ],
-)
-async def test_a_body_that_is_no_json_object(
-    client: Client, content: bytes, parts: list[str]
-) -> None:
-    check_error(await client.request("POST", COMPLETION, content=content), 400, *parts)
+async def test_a_number_too_large_for_a_float(client: Client) -> None:
+    body = b'{"prompt": "p", "temperature": 1e999}'
+    response = await client.request("POST", COMPLETION, content=body)
+    check_error(response, 400, "from 0 to 2", param="temperature")
 
 
 async def test_of_a_large_value_the_beginning_is_shown(client: Client) -> None:
@@ -333,17 +317,10 @@ async def test_unknown_paths_and_methods(client: Client) -> None:
     assert response.headers["allow"] == "POST"
 
 
-async def test_a_template_that_raises_and_one_that_is_missing(
-    client: Client, context: GatewayContext
-) -> None:
-    template = ChatTemplate({"default": "{{ raise_exception('no such order') }}"}, {})
-    response = await client.with_context(chat_template=template).post(CHAT, {"messages": user("x")})
-    check_error(response, 400, "no such order", param="messages")
+async def test_a_template_that_writes_nothing(client: Client) -> None:
     empty = ChatTemplate({"default": ""}, {})
     response = await client.with_context(chat_template=empty).post(CHAT, {"messages": user("x")})
     check_error(response, 400, "no tokens", param="messages")
-    response = await client.with_context(chat_template=None).post(CHAT, {"messages": user("x")})
-    check_error(response, 400, "chat template")
 
 
 async def test_nothing_wrong_reaches_the_workers(

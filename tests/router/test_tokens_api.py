@@ -52,7 +52,7 @@ async def test_long_texts_are_as_short_ones(client: Client, context: GatewayCont
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/tokenize", {}, "messages"),
+        ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "p", "messages": MESSAGES}, "messages"),
         ("/tokenize", {"prompt": "p", "add_special_tokens": 1}, "add_special_tokens"),
