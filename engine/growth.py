@@ -1,12 +1,12 @@
 """KV blocks for sequences that decode, as they come to need them. Plain Python, no jax.
 
 A sequence begins with blocks for the tokens that it has and SPARE_BLOCKS more, not with all that
-its longest answer may take. When one needs another block and there is none, the youngest is
-preempted: it loses all that it has here, and its router has it computed again, from its prompt
-and its tokens so far, on a prefill worker.
+its longest answer may take. When one needs another block and there is none, the least important,
+and of equals the youngest, is preempted: it loses all that it has here, and its router has it
+computed again, from its prompt and its tokens so far, on a prefill worker.
 
-The oldest is never preempted, and each can have all the blocks of the pool but those exported. So
-the oldest always comes to its end, whatever else there is, and then the next oldest.
+The oldest of the most important is never preempted, and each can have all the blocks of the pool
+but those exported. So it always comes to its end, whatever else there is, and then the next one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ class Growth:
     def __init__(self, limits: Limits, pool: BlockPool) -> None:
         self._max_model_len = limits.max_model_len
         self._pool = pool
-        self._running: dict[Sequence, None] = {}  # the oldest first
+        # As the queue has them: by priority, lower first, and of equals the oldest first.
+        self._running: dict[Sequence, None] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """It is admitted, as the youngest."""
-        if sequence.decodes_here:
-            self._running[sequence] = None
+        """It is admitted, as the youngest of its priority."""
+        if not sequence.decodes_here:
+            return
+        last = next(reversed(self._running), sequence)
+        self._running[sequence] = None
+        if last.request.priority > sequence.request.priority:
+            ordered = sorted(self._running, key=lambda each: each.request.priority)
+            self._running = dict.fromkeys(ordered)
 
     def end(self, sequence: Sequence) -> None:
         """Idempotent."""
@@ -63,7 +69,7 @@ class Growth:
         )
 
     def grow(self, preempt: Callable[[Sequence], None]) -> list[Sequence]:
-        """Those that decode in the next step, the oldest first, each with the blocks for it.
+        """Those that decode in the next step, each with the blocks for it.
 
         Not among them is one that has to wait, for blocks that steps under way still name or that
         are exported. `preempt` is called for each sequence that loses its own, and ends it.
@@ -76,7 +82,7 @@ class Growth:
             wanted += lacks
             while lacks and self._short_of(wanted) and sequence in self._running:
                 if len(self._running) == 1:
-                    break  # the oldest: what it lacks is exported, and comes back by itself
+                    break  # what it lacks is exported, and comes back by itself
                 preempt(next(reversed(self._running)))
             if sequence not in self._running:
                 wanted -= lacks
