@@ -44,6 +44,8 @@ from benchmarks.stats import host_info
 
 _WORKER_WAIT_S = 120
 """Where one worker alone has a role, fault upon fault can keep it away longer than the default."""
+_MAX_LOST_ATTEMPTS = 100
+"""There, a prefill that takes longer than the faults are apart is lost again and again."""
 _START_S = 900.0
 _WHOLE_AGAIN_S = 90.0
 _SETTLED_S = 60.0
@@ -104,7 +106,7 @@ async def _deployment(
     interpose(folder)
     command = [
         sys.executable, "-m", "hex_llm.server.api_server", "--host=127.0.0.1", "--port=0",
-        f"--worker_wait_s={_WORKER_WAIT_S}",
+        f"--worker_wait_s={_WORKER_WAIT_S}", f"--max_lost_attempts={_MAX_LOST_ATTEMPTS}",
         f"--model={args.model}", f"--disagg_topo={args.disagg_topo}",
         *([f"--dtype={args.dtype}"] if args.dtype else []),
     ]  # fmt: skip

@@ -23,9 +23,7 @@ class Held:
 
 
 SPARE = Held(sockets=6, segments=0, descriptors=12, threads=8)
-"""What a process may hold more of than at first: the pools of libraries grow with the load, and
-a router was seen with four connections to workers more after one of them had hung.
-"""
+"""What a process may hold more of than at first: the pools of libraries grow with the load."""
 
 
 def held_by(pid: int) -> Held | None:

@@ -174,7 +174,7 @@ async def running_router(
     metrics.export_prefixes(pool.prefix_totals)
     metrics.export_prefix_index(pool.prefixes)
     metrics.export_workers(pool)
-    dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s)
+    dispatcher = Dispatcher(pool, model.seed, life.worker_wait_s, life.max_lost_attempts)
     metrics.export_load(pool.total_load, lambda: dispatcher.waiting)
     context = GatewayContext(
         generator=dispatcher,

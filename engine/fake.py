@@ -23,6 +23,7 @@ from engine.plan import (
     CopyBlocks,
     ExportKV,
     ImportKV,
+    LoadBiases,
     RunBatch,
     StepOutcome,
     StepPlan,
@@ -52,6 +53,7 @@ class FakeRunner:
         self._vocab_size = vocab_size
         self._step_s = step_s
         self._last: dict[int, int] = {}  # slot → the token last sampled
+        self._biases: dict[int, np.ndarray] = {}  # slot → ids; they change no answer
 
     def warm_up(self) -> None:
         """Nothing to compile."""
@@ -77,6 +79,8 @@ class FakeRunner:
             elif isinstance(entry, CopyBlocks):
                 blocks = self._pool.reshape(-1, self._block_size)
                 blocks[list(entry.targets)] = blocks[list(entry.sources)]
+            elif isinstance(entry, LoadBiases):
+                self._biases[entry.slot] = np.array(entry.ids, np.int32)
             elif isinstance(entry, RunBatch):
                 self._run_batch(entry, outcome)
         return outcome
@@ -94,6 +98,9 @@ class FakeRunner:
             if row.targets:
                 outcome.prompt_logprobs[row.id] = self._scored(row, self._pool[slots])
             if row.sampling is not None:
+                biases = self._biases[row.slot] if row.sampling.biases else ()
+                if row.sampling.biases > len(biases):
+                    raise ValueError(f"slot {row.slot} has {len(biases)} biases")
                 weighted = self._pool[slots].astype(np.int64) * (positions + 1)
                 token = int(weighted.sum() % self._vocab_size)
                 outcome.tokens[row.id] = self._last[row.slot] = token

@@ -1,12 +1,12 @@
 """KV blocks for sequences that decode, as they come to need them. Plain Python, no jax.
 
 A sequence begins with blocks for the tokens that it has and SPARE_BLOCKS more, not with all that
-its longest answer may take. When one needs another block and there is none, the youngest attempt
-is preempted: its sequences lose all that they have here, and its router has them computed again,
-from prompt and tokens so far, on a prefill worker.
+its longest answer may take. When one needs another block and there is none, the least important
+attempt, and of equals the youngest, is preempted: its sequences lose all that they have here, and
+its router has them computed again, from prompt and tokens so far, on a prefill worker.
 
-The oldest attempt is never preempted, and each can have all the blocks of the pool but those
-exported. So the oldest always comes to its end, whatever else there is, and then the next oldest.
+The oldest of the most important is never preempted, and each can have all the blocks of the pool
+but those exported. So it always comes to its end, whatever else there is, and then the next one.
 An attempt is as old as the first of its sequences.
 """
 
@@ -31,12 +31,18 @@ class Growth:
     def __init__(self, limits: Limits, pool: BlockPool) -> None:
         self._max_model_len = limits.max_model_len
         self._pool = pool
-        self._running: dict[Sequence, None] = {}  # the oldest first
+        # As the queue has them: by priority, lower first, and of equals the oldest first.
+        self._running: dict[Sequence, None] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """It is admitted, as the youngest."""
-        if sequence.decodes_here:
-            self._running[sequence] = None
+        """It is admitted, as the youngest of its priority."""
+        if not sequence.decodes_here:
+            return
+        last = next(reversed(self._running), sequence)
+        self._running[sequence] = None
+        if last.request.priority > sequence.request.priority:
+            ordered = sorted(self._running, key=lambda each: each.request.priority)
+            self._running = dict.fromkeys(ordered)
 
     def end(self, sequence: Sequence) -> None:
         """Idempotent."""
@@ -77,7 +83,7 @@ class Growth:
         )
 
     def grow(self, preempt: Callable[[Sequence], None]) -> list[Sequence]:
-        """Those that decode in the next step, the oldest first, each with the blocks for it.
+        """Those that decode in the next step, each with the blocks for it.
 
         Not among them is one that has to wait, for blocks that steps under way still name or that
         are exported. `preempt` is called with a sequence of each attempt that loses its blocks,

@@ -45,6 +45,8 @@ class Limits:
             return f"a token id is outside the vocabulary of {self.vocab_size}"
         if any(token >= self.vocab_size for token, _ in request.sampling.logit_bias):
             return f"logit_bias names a token outside the vocabulary of {self.vocab_size}"
+        if max(request.sampling.stop_token_ids, default=0) >= self.vocab_size:
+            return f"a stop token is outside the vocabulary of {self.vocab_size}"
         if len(request.output) >= request.sampling.max_tokens:
             return f"max_tokens={request.sampling.max_tokens} tokens have been produced already"
         return None

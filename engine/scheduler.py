@@ -299,8 +299,8 @@ class Scheduler:
                     self._events.append(Computed(transfer_id, reused))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Older sequences need its blocks."""
-        message = "its KV blocks were needed by older sequences"
+        """Older or more important sequences need its blocks."""
+        message = "its KV blocks were needed by older or more important sequences"
         self._events.append(Failure(sequence.id.attempt, FailureCode.PREEMPTED, message))
         self.abort(sequence.id.attempt)
 

@@ -17,6 +17,8 @@ MAX_TOP_LOGPROBS = 20
 
 MAX_LOGIT_BIASES = 300
 """Most tokens that one request may bias (OpenAI's limit)."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Token ids are int32 on the devices."""
 MAX_HELD_STOPS = 212
 """Most stop tokens of a request with min_tokens, which the devices hold back one by one."""
 

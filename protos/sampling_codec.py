@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
-from engine.types import MAX_HELD_STOPS, MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS, SamplingParams
+from engine.types import (
+    MAX_HELD_STOPS,
+    MAX_LOGIT_BIASES,
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+    SamplingParams,
+)
 from protos import worker_pb2 as wire
 from protos.errors import WireError
 
@@ -66,8 +72,10 @@ def decode_sampling(message: wire.Sampling) -> SamplingParams:
         "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
         "max_tokens": sampling.max_tokens >= 1,
         "min_tokens": sampling.min_tokens <= sampling.max_tokens,
-        "stop_token_ids": not sampling.min_tokens or len(sampling.stop_token_ids) <= MAX_HELD_STOPS,
+        "stop_token_ids": max(sampling.stop_token_ids, default=0) <= MAX_TOKEN_ID
+        and (not sampling.min_tokens or len(sampling.stop_token_ids) <= MAX_HELD_STOPS),
         "logit_bias": len(dict(sampling.logit_bias)) == len(sampling.logit_bias) <= MAX_LOGIT_BIASES
+        and max(message.bias_ids, default=0) <= MAX_TOKEN_ID
         and all(math.isfinite(value) for _, value in sampling.logit_bias),
         "top_k": sampling.top_k < 2**31,
         "top_logprobs": (top_logprobs or 0) <= MAX_TOP_LOGPROBS,

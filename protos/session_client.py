@@ -189,6 +189,7 @@ class WorkerSession:
 async def _read(stream: grpc.aio.StreamStreamCall) -> Any:
     """The next message, or grpc.aio.EOF. Raises SessionLost after SILENCE_LIMIT_S without one."""
     reading = asyncio.ensure_future(stream.read())
+    done: set[asyncio.Future[Any]] = set()
     try:
         # In two waits: where this loop itself was held up for longer than the first, what
         # came meanwhile is delivered in the second. A busy router must not lose its workers.
@@ -199,6 +200,9 @@ async def _read(stream: grpc.aio.StreamStreamCall) -> Any:
         raise SessionLost(f"silent for {SILENCE_LIMIT_S:.0f} s")
     finally:
         reading.cancel()
+        # An error's traceback names this frame, and the frame what holds the error: until the
+        # collector finds that circle, its channel lives on, and connects whenever it can.
+        del reading, done
 
 
 def _reason(error: Exception) -> str:

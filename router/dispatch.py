@@ -55,9 +55,10 @@ from router.workers import WorkerPool
 log = logging.getLogger("hexserve.router")
 
 MAX_LOST_ATTEMPTS = 5
-"""How many attempts in a row may be lost; one that has made progress begins a new row.
+"""How many attempts in a row may be lost by default; one that has made progress begins a new row.
 
-Some, as workers may die one after the other; few, as a request may be what kills them.
+Some, as workers may die one after the other; few, as a request may be what kills them: whoever
+loses a worker cannot tell by which of its requests, or by none.
 """
 MAX_WAITING = 4096
 """How many requests may wait for workers to come back."""
@@ -76,11 +77,21 @@ last), the other only sees the transfer break, and its stream may be the faster 
 class Dispatcher:
     """The Generator that the gateway uses (see router.generation), over a pool of workers."""
 
-    def __init__(self, pool: WorkerPool, seed: int, worker_wait_s: float = 0.0) -> None:
-        """`worker_wait_s`: how long a request waits when no worker of a role is left."""
+    def __init__(
+        self,
+        pool: WorkerPool,
+        seed: int,
+        worker_wait_s: float = 0.0,
+        max_lost_attempts: int = MAX_LOST_ATTEMPTS,
+    ) -> None:
+        """`worker_wait_s`: how long a request waits when no worker of a role is left.
+
+        A request ends with GenerationFailed when `max_lost_attempts` in a row were lost.
+        """
         self._pool = pool
         self._rng = random.Random(seed)
         self._worker_wait_s = worker_wait_s
+        self._max_lost_attempts = max_lost_attempts
         self._flights: dict[AttemptId, Flight] = {}
         self._sequences = self._waiting = 0
         self._idle = asyncio.Event()
@@ -225,7 +236,7 @@ class Dispatcher:
                 refused_at = None
                 lost += 1
                 log.warning("request %s, attempt %d: %s", request_id, attempt.attempt, error)
-                if lost == MAX_LOST_ATTEMPTS:
+                if lost == self._max_lost_attempts:
                     raise GenerationFailed(
                         f"{lost} attempts were lost, the last: {error}"
                     ) from None

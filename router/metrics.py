@@ -28,7 +28,8 @@ _REQUEST_BUCKETS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "abort", "deadline", "error")
+"""How a request ends; "deadline" is that of its own deadline_ms, and no fault of the server."""
 
 
 class RouterMetrics:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.types import FinishReason, SamplingParams
 from router.context import GatewayContext
-from router.errors import GenerationFailed
+from router.errors import DeadlinePassed, GenerationFailed
 from router.output import OutputAssembler, Piece
 from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
@@ -131,6 +131,9 @@ class TextSequence:
                 raise GenerationFailed("the output ended without a reason")
             reason = last_piece.finish
             yield number, last_piece
+        except DeadlinePassed:
+            reason = "deadline"
+            raise
         except (GeneratorExit, asyncio.CancelledError):
             if reason == "error":
                 reason = "abort"

@@ -178,11 +178,12 @@ class ChatConfig:
 
 @dataclass(frozen=True, slots=True)
 class LifeConfig:
-    """What is done about ends, wanted or not. All in seconds.
+    """What is done about ends, wanted or not. Times are in seconds.
 
     Attributes:
         drain_timeout_s: how long what runs may go on after a process was told to end.
         worker_wait_s: how long a request waits for a lost worker to come back.
+        max_lost_attempts: a request fails when so many of its attempts in a row were lost.
         step_limit_s: a step that takes longer hangs, and its worker ends.
         decode_may_prefill: decode workers prefill as well when no prefill worker is left.
         restart_wait_s: before a worker that has died is started again the first time.
@@ -192,6 +193,7 @@ class LifeConfig:
 
     drain_timeout_s: float = 25.0
     worker_wait_s: float = 30.0
+    max_lost_attempts: int = 5
     step_limit_s: float = 300.0
     restart_wait_s: float = 1.0
     start_limit_s: float = 600.0

@@ -177,6 +177,12 @@ ROUTING = Group(
             "before it is answered by 503; 0 does not wait",
             to_seconds, 30.0,
         ),
+        Flag(
+            "max_lost_attempts",
+            "a request fails, by 500, when so many of its attempts in a row were lost with their "
+            "workers: it may be what kills them. Wanted higher where workers often die",
+            to_positive, 5,
+        ),
     ),
 )  # fmt: skip
 

@@ -85,6 +85,17 @@ def test_the_youngest_makes_room_and_goes_on_where_it_was(pace: type[Pace]) -> N
     assert engine.load().free_blocks == 12
 
 
+def test_the_least_important_makes_room_whoever_came_first() -> None:
+    engine = make_engine(num_blocks=12, block_size=BLOCK_SIZE)
+    for name, priority in (("backfill", 5), ("chat", 0)):
+        asked = request(name, (1, 2, 3, 4), max_tokens=36)
+        engine.submit(Add(dataclasses.replace(asked, priority=priority)))
+        engine.step()
+    events = run(engine)
+    assert preempted(events) == ["backfill"]
+    assert output_of(events, "chat") == answer(request("chat", (1, 2, 3, 4), max_tokens=36))[0]
+
+
 def test_one_that_imports_makes_room_too_and_its_writes_are_answered() -> None:
     engine = make_engine(num_blocks=10, block_size=BLOCK_SIZE, pace=OneByOne())
     old = request("old", (1, 2, 3, 4), max_tokens=36)
@@ -154,8 +165,10 @@ class Retrying:
                     self.done.add(name)
             case Failure((name, _), code):
                 assert code is FailureCode.PREEMPTED
-                assert name != self.running[0], "the oldest is preempted"
-                assert name == self.running.pop(), "not the youngest"
+                by_importance = sorted(self.running, key=lambda each: self.asked[each].priority)
+                assert name != by_importance[0], "the oldest of the most important is preempted"
+                assert name == by_importance[-1], "not the youngest of the least important"
+                self.running.remove(name)
                 self.preemptions += 1
                 self.attempts[name] += 1
                 again = SequenceId(AttemptId(name, self.attempts[name]), 0)
@@ -165,7 +178,10 @@ class Retrying:
                 )))  # fmt: skip
 
 
-jobs = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=8)
+jobs = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(1, 20), st.integers(0, 2)), min_size=1, max_size=8
+)
+"""Tokens of the prompt, most tokens of the answer, priority."""
 
 
 @settings(max_examples=150, deadline=None)
@@ -176,8 +192,8 @@ jobs = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, m
     hit_tokens=st.sampled_from([None, BLOCK_SIZE]),
     interleave=st.booleans(),
 )
-def test_all_come_to_their_end_and_the_oldest_is_never_preempted(
-    jobs: list[tuple[int, int]],
+def test_all_come_to_their_end_and_the_first_of_them_is_never_preempted(
+    jobs: list[tuple[int, int, int]],
     blocks: int,
     pace: type[Pace],
     hit_tokens: int | None,
@@ -188,8 +204,11 @@ def test_all_come_to_their_end_and_the_oldest_is_never_preempted(
         max_batch_tokens=12, max_model_len=32,
     )  # fmt: skip
     requests = [
-        request(str(n), tuple((n + 3 * i) % 90 for i in range(length)), max_tokens=most)
-        for n, (length, most) in enumerate(jobs)
+        dataclasses.replace(
+            request(str(n), tuple((n + 3 * i) % 90 for i in range(length)), max_tokens=most),
+            priority=priority,
+        )
+        for n, (length, most, priority) in enumerate(jobs)
     ]
     retrying = Retrying(engine, requests)
     retrying.run(steps=120 * len(jobs))

@@ -45,6 +45,7 @@ def f32(low: float, high: float, *, open_low: bool = False) -> st.SearchStrategy
     return st.floats(low32, high32, width=32, exclude_min=open_low)
 
 
+token_ids = st.integers(0, 2**31 - 1)
 samplings = st.builds(
     SamplingParams,
     temperature=f32(0, 1e6),
@@ -56,9 +57,9 @@ samplings = st.builds(
     repetition_penalty=f32(0, 100, open_low=True),
     seed=st.integers(0, 2**64 - 1),
     max_tokens=st.integers(1, 2**32 - 1),
-    stop_token_ids=st.frozensets(U32, max_size=5),
+    stop_token_ids=st.frozensets(token_ids, max_size=5),
     min_tokens=st.just(0) | st.just(1),
-    logit_bias=st.dictionaries(U32, f32(-100, 100), max_size=3).map(lambda d: (*d.items(),)),
+    logit_bias=st.dictionaries(token_ids, f32(-100, 100), max_size=3).map(lambda d: (*d.items(),)),
     top_logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
@@ -307,6 +308,11 @@ REFUSED = {
     "a bias without end": (biased([1], [math.inf]), "logit_bias"),
     "a token biased twice": (biased([1, 1], [1.0, 2.0]), "logit_bias"),
     "too many biases": (biased([*range(301)], [1.0] * 301), "logit_bias"),
+    "a bias of no token": (biased([2**31], [1.0]), "logit_bias"),
+    "a stop that is no token": (
+        lambda m: m.sampling.stop_token_ids.append(2**31),
+        "stop_token_ids",
+    ),
     "too many alternatives of the prompt": (sampling(prompt_logprobs=21), "prompt_logprobs"),
     "two at once": (sampling(max_tokens=0, top_p=0.0), "top_p, max_tokens"),
 }

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -14,9 +18,11 @@ from engine.types import (
 from protos import session_client, session_server
 from protos import worker_pb2 as wire
 from protos.codec import encode_welcome
+from protos.session_client import WorkerSession
 from protos.session_server import SERVICE, SessionServer
 from tests.protos.sessions import (
     INFO,
+    Listener,
     Router,
     ScriptedWorker,
     eventually,
@@ -141,3 +147,28 @@ async def test_a_hung_step_is_a_lost_worker() -> None:
         await mine.opened(2)
         assert mine.session.load == worker.told
         assert len(mine.heard.losses) == 1
+
+
+async def test_a_session_that_fails_leaves_no_channel_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a channel would connect, and stay connected, once the worker is there."""
+    channels = []
+    make = grpc.aio.insecure_channel
+
+    def noted(*args: Any, **options: Any) -> grpc.aio.Channel:
+        channel = make(*args, **options)
+        channels.append(weakref.ref(channel))
+        return channel
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", noted)
+    session = WorkerSession("unix:/nowhere", "router", Listener())
+    gc.disable()
+    try:
+        for _ in range(2):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await session._one_session()
+        await eventually(lambda: all(channel() is None for channel in channels))
+    finally:
+        gc.enable()
+    assert len(channels) == 2

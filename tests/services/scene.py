@@ -22,7 +22,7 @@ from engine.types import (
 )
 from protos.codec import NO_ROLES, RejectedAttempt, StartOrder, StepUpdate, WorkerInfo
 from router.cached_prefixes import CachedPrefixes
-from router.dispatch import Dispatcher
+from router.dispatch import MAX_LOST_ATTEMPTS, Dispatcher
 from router.drops import Drops
 from router.fleet import Fleet
 from router.in_flight import InFlight
@@ -105,11 +105,19 @@ class FakePool:
 class Scene:
     """A dispatcher, one prefill and one decode worker, and one request."""
 
-    def __init__(self, *more: FakeWorker, max_tokens: int = 3, worker_wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *more: FakeWorker,
+        max_tokens: int = 3,
+        worker_wait_s: float = 0.0,
+        max_lost_attempts: int = MAX_LOST_ATTEMPTS,
+    ) -> None:
         self.prefill = FakeWorker("p", Role.PREFILL)
         self.decode = FakeWorker("d", Role.DECODE)
         self.pool = FakePool(self.prefill, self.decode, *more)
-        self.dispatcher = Dispatcher(self.pool, 1, worker_wait_s)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(  # type: ignore[arg-type]
+            self.pool, 1, worker_wait_s, max_lost_attempts
+        )
         sampling = SamplingParams(max_tokens=max_tokens, seed=99)
         self.stream: AsyncGenerator[TokenDelta, None]
         self.stream = self.dispatcher.generate((1, 2), sampling, request_id="r")

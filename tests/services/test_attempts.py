@@ -106,6 +106,17 @@ async def test_so_many_lost_attempts_in_a_row_are_an_error(
     assert scene.prefill.aborted == [attempt(n) for n in range(MAX_LOST_ATTEMPTS)]
 
 
+async def test_how_many_attempts_may_be_lost_is_the_dispatchers_to_say() -> None:
+    scene = Scene(max_lost_attempts=2)
+    asking = await scene.ask()
+    for number in range(2):
+        await eventually(lambda n=number: len(scene.decode.orders) == n + 1)
+        scene.tell(scene.decode, Failure(attempt(number), FailureCode.INTERNAL, f"no {number}"))
+    with pytest.raises(GenerationFailed, match="2 attempts were lost, the last: no 1"):
+        await asking
+    assert scene.whole()
+
+
 async def test_an_attempt_that_made_progress_begins_a_new_row_of_lost_ones() -> None:
     scene = Scene(max_tokens=19)
     asking = await scene.ask()
