@@ -14,7 +14,13 @@ from protos.codec import MAX_CHOICES
 from router.chat_request import MAX_MESSAGES
 from router.completion_request import MAX_LOGPROBS, MAX_PROMPTS
 from router.logit_bias import LARGEST_BIAS
-from router.response_request import LOGPROBS, PARTS
+from router.response_request import (
+    LOGPROBS,
+    MAX_METADATA,
+    MAX_METADATA_NAME,
+    MAX_METADATA_VALUE,
+    PARTS,
+)
 from router.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, NUMBERS, WITHOUT_EFFECT
 from router.urgency import MOST_DEADLINE_MS, MOST_PRIORITY
 from router.vertex_api import CHAT_FORMAT, MAX_INSTANCES
@@ -238,7 +244,12 @@ RESPONSE = _object(
         },
         "instructions": {"type": ["string", "null"]},
         "max_output_tokens": _integer(1),
-        "metadata": {"type": ["object", "null"]},
+        "metadata": {
+            "type": ["object", "null"],
+            "maxProperties": MAX_METADATA,
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+            "description": f"names have {MAX_METADATA_NAME} characters at most",
+        },
         "include": _or_null({"type": "array", "items": {"enum": [LOGPROBS]}}),
         "top_logprobs": _integer(0, MAX_TOP_LOGPROBS),
         "previous_response_id": _only(),

@@ -201,6 +201,21 @@ async def test_a_wrong_completion(
             "messages[0].tool_calls[0].function.arguments",
             ["JSON of an object", "[]"],
         ),
+        *(
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [CALL | {"function": {"name": "f", "arguments": text}}],
+                        }
+                    ]
+                },
+                "messages[0].tool_calls[0].function.arguments",
+                ["surrogate"],
+            )
+            for text in (r'{"a": "\ud800"}', r'{"\udfff": 1}', '{"a": NaN}', '{"a": -1e999}')
+        ),
         (
             {"messages": [{"role": "user", "content": "x", "mood": 1}]},
             "messages[0].mood",

@@ -195,7 +195,7 @@ async def test_a_conversation_with_tools_reaches_the_template(
     )
     calls: list[Call] = generator.calls
     text = bytes(token for token in calls[0].prompt if token < 256).decode()
-    assert text == "user\nu\nassistant\n\ntool\nt\nassistant\n"
+    assert text == 'user\nu\nassistant\nf{"a": 1}\ntool\nt\nassistant\n'
 
 
 class EndlessSequence:
