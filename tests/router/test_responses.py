@@ -142,8 +142,6 @@ async def test_an_error_inside_a_stream_is_its_last_event(
         ({"metadata": 1}, "metadata"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": None}}, "metadata"),
-        ({"metadata": {"a": "\ud800"}}, "metadata"),
-        ({"metadata": {"\ud800": "a"}}, "metadata"),
         ({"metadata": {"a" * 65: "a"}}, "metadata"),
         ({"metadata": {"a": "a" * 513}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
@@ -164,9 +162,10 @@ async def test_as_much_metadata_as_is_allowed_comes_back(
     assert (await ask(client, metadata=metadata))["metadata"] == metadata
 
 
+@pytest.mark.parametrize("metadata", ['{"a": 1e999}', r'{"a": "\ud800"}', r'{"\ud800": "a"}'])
 async def test_metadata_that_json_cannot_hold_is_refused_before_anything_is_generated(
-    client: Client, generator: ScriptedGenerator
+    client: Client, generator: ScriptedGenerator, metadata: str
 ) -> None:
-    body = '{"input": "hi", "metadata": {"a": 1e999}}'
+    body = f'{{"input": "hi", "metadata": {metadata}}}'
     check_error(await client.request("POST", PATH, content=body), 400, param="metadata")
     assert generator.calls == []
