@@ -89,11 +89,11 @@ class Choices:
 
     async def _merged(self, room: asyncio.Semaphore) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)
-        tasks = [
-            asyncio.create_task(_run(number, sequence, room, merged))
-            for number, sequence in enumerate(self._sequences)
-        ]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            for number, sequence in enumerate(self._sequences):
+                tasks.append(asyncio.create_task(_run(number, sequence, room, merged)))
+                await asyncio.sleep(0)  # all at once would hold up every stream for long
             unfinished = len(tasks)
             while unfinished:
                 item = await merged.get()

@@ -142,7 +142,7 @@ def _choices(
     candidates = candidates or options.n
     max_model_len = context.ready_limits().max_model_len
     sequences = []
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(map(tuple, prompts)):
         named = param if len(prompts) == 1 else f"{param}[{number}]"
         sampling = options.fit(len(prompt), max_model_len, context.seeds, prompt_param=named)
         if candidates > options.n and sampling.top_logprobs is None:

@@ -21,7 +21,13 @@ from router.response_request import (
     MAX_METADATA_VALUE,
     PARTS,
 )
-from router.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, NUMBERS, WITHOUT_EFFECT
+from router.sampling import (
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    WITHOUT_EFFECT,
+)
 from router.urgency import MOST_DEADLINE_MS, MOST_PRIORITY
 from router.vertex_api import CHAT_FORMAT, MAX_INSTANCES
 
@@ -71,7 +77,7 @@ _SHARED: Schema = {
     "seed": _integer(),
     "n": _integer(1, MAX_CHOICES),
     "stop": _or_null(_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}),
-    "stop_token_ids": _or_null(_TOKENS),
+    "stop_token_ids": _or_null({**_TOKENS, "maxItems": MAX_STOP_TOKEN_IDS}),
     "ignore_eos": _FLAG,
     "priority": _integer(-MOST_PRIORITY - 1, MOST_PRIORITY),
     "deadline_ms": _integer(1, MOST_DEADLINE_MS),
