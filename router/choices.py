@@ -45,6 +45,10 @@ class Choices:
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
 
+    def prompt_and_output_tokens(self) -> int:
+        """Tokens of all choices so far, the prompt's with each."""
+        return sum(len(each.prompt) + each.completion_tokens for each in self._sequences)
+
     def _cached_tokens(self) -> int:
         """Prompt tokens that none of a prompt's choices had to compute."""
         cached = 0

@@ -22,6 +22,7 @@ from router.response_answer import ResponseAnswer
 from router.response_request import read_response
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
+from router.whole_answer import answer_bytes
 
 _Request = TypeVar("_Request")
 
@@ -41,14 +42,16 @@ class PreparedRequest:
     answer: WholeOrStreamed
     options: RequestOptions
 
-    async def whole(self, room: asyncio.Semaphore | None = None) -> dict[str, Any]:
-        """Generate everything; the answer as one object. `room`: see Choices.pieces.
+    async def whole(self, room: asyncio.Semaphore | None = None) -> bytes:
+        """Generate everything; the JSON of the answer as one object. `room`: see Choices.pieces.
 
         Raises:
             ServingError: as the generator does.
         """
         outputs = await self.choices.whole(room)
-        return self.answer.whole(outputs, self.choices.usage())
+        usage = self.choices.usage()
+        listed = self.choices.prompt_and_output_tokens() if self.options.return_token_ids else 0
+        return await answer_bytes(lambda: self.answer.whole(outputs, usage), outputs, listed)
 
 
 async def prepare_completion(
