@@ -172,7 +172,7 @@ async def test_a_long_list_goes_to_the_workers_bit_by_bit(
 
     def script(prompt: list[int]) -> Any:
         running.append(sum(not call.closed.is_set() for call in generator.calls))
-        yield [97]
+        yield from [[97]] * 20  # each a turn, and every turn one more may start
         yield [256]
 
     generator.script = script
