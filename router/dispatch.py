@@ -309,15 +309,11 @@ class Dispatcher:
         return place(pool.fleet, pool.prefixes, tokens, refusing, self._rng, only_first=only_first)
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
-        """Forget an attempt, and have its workers forget it too; idempotent.
-
-        A decode worker may still wait for KV when the first token was the last: it is told.
-        The prefill worker of a finished attempt has been told by the transfer's end.
-        """
+        """Forget an attempt, and have its workers forget it too; idempotent."""
         if self._flights.pop(attempt, None) is None:
             return
         flight.land()
-        for worker in flight.workers[1:] if finished else flight.workers:
+        for worker in flight.holders(finished=finished):
             worker.abort(attempt)
 
     # ---- WorkerListener ----
@@ -340,6 +336,8 @@ class Dispatcher:
                     flight.cut(ReaderTooSlow(f"{flight.unread} tokens were not read in time"))
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
+            if flight is not None:
+                flight.ended_at.add(worker)
             if flight is None or not flight.needs(worker):
                 continue
             if failure.code is FailureCode.INVALID:
@@ -354,6 +352,7 @@ class Dispatcher:
         for rejected in update.rejected:
             flight = self._flights.get(rejected.attempt)
             if flight is not None:
+                flight.ended_at.add(worker)
                 flight.fail(AttemptRejected(worker, rejected.reason))
 
     def lost(self, worker: Worker, reason: str) -> None:
