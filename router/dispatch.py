@@ -47,6 +47,7 @@ from router.flight import (
 from router.generation import NOT_URGENT
 from router.placement import Placement, place
 from router.prompt_scores import PromptScores
+from router.room import Room
 from router.urgency import Urgency
 from router.worker import Worker
 from router.workers import WorkerPool
@@ -81,6 +82,7 @@ class Dispatcher:
         self._rng = random.Random(seed)
         self._worker_wait_s = worker_wait_s
         self._flights: dict[AttemptId, Flight] = {}
+        self._room = Room(pool.waiting)
         self._sequences = self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -164,6 +166,8 @@ class Dispatcher:
         urgency: Urgency,
     ) -> AsyncGenerator[TokenDelta, None]:
         loop = asyncio.get_running_loop()
+        if not begun():
+            self._room.check_newcomer()
         output = list[int]()
         refusing: set[Worker] = set()
         refused_at: float | None = None  # the first of the refusals in a row
@@ -273,7 +277,8 @@ class Dispatcher:
     ) -> Placement:
         """As `place`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
-        A request that has `begun` also waits for room, as it cannot be refused any more.
+        A request that has `begun` also waits for room, as it cannot be refused any more, and
+        new ones do not pass it.
 
         Raises:
             DeadlinePassed: the request's own has.
@@ -286,6 +291,7 @@ class Dispatcher:
             while True:
                 urgency.check()
                 left = deadline - loop.time()
+                for_room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 try:
                     return self._choose(tokens, refusing, only_first=only_first)
                 except Unavailable:
@@ -295,8 +301,9 @@ class Dispatcher:
                     if left <= 0 or not begun():
                         raise
                     refusing.clear()
+                    for_room = self._room.waited_for()
                     self._pool.waiting.wake_within(FULL_RETRY_S)
-                with contextlib.suppress(TimeoutError):
+                with for_room, contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(urgency.before(deadline)):
                         await self._pool.wait_for_change(urgency.priority)
         finally:
@@ -350,13 +357,17 @@ class Dispatcher:
             else:
                 flight.fail(AttemptLost(failure.message))
         for rejected in update.rejected:
+            self._room.refused(worker)
             flight = self._flights.get(rejected.attempt)
             if flight is not None:
                 flight.ended_at.add(worker)
                 flight.fail(AttemptRejected(worker, rejected.reason))
+        if update.load is not None:
+            self._room.told(worker)
 
     def lost(self, worker: Worker, reason: str) -> None:
         """Every attempt that needs the worker is lost."""
+        self._room.left(worker)
         kind, how = (AttemptHandedOver, "left") if worker.draining else (AttemptLost, "lost")
         for flight in self._flights.values():
             if flight.needs(worker):
