@@ -216,7 +216,7 @@ async def running_router(
         dispatcher.drain()
         if stop.is_set() and not serving.done():
             log.info("draining: at most %.0f s", life.drain_timeout_s)
-            await within(life.drain_timeout_s, dispatcher.wait_until_idle(), stop.now)
+            await within(life.drain_timeout_s, context.running.wait_until_idle(), stop.now)
         server.should_exit = True
         await asyncio.wait((serving,), timeout=LAST_BYTES_S)
         await pool.close()

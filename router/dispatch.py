@@ -84,8 +84,6 @@ class Dispatcher:
         self._flights: dict[AttemptId, Flight] = {}
         self._room = Room(pool.waiting)
         self._sequences = self._waiting = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         pool.listen(self)
 
@@ -108,10 +106,6 @@ class Dispatcher:
     def drain(self) -> None:
         """Report not ready from now on, and take no new request; what runs goes on."""
         self._draining = True
-
-    async def wait_until_idle(self) -> None:
-        """Until no sequence runs."""
-        await self._idle.wait()
 
     @property
     def waiting(self) -> int:
@@ -148,13 +142,10 @@ class Dispatcher:
     def _counted(self) -> Iterator[None]:
         """A sequence runs inside."""
         self._sequences += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self._sequences -= 1
-            if not self._sequences:
-                self._idle.set()
 
     async def _attempts(
         self,
