@@ -187,6 +187,7 @@ async def running_router(
         predict_route=http.predict_route,
         health_route=http.health_route,
         api_keys=http.api_keys,
+        admin_keys=http.admin_keys,
         allowed_origins=http.allowed_origins,
         max_requests=http.max_concurrent_requests,
         max_body_bytes=http.max_body_bytes,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from router.body import read_object
 from router.context import GatewayContext
+from router.errors import BadRequest, Forbidden
 from router.fields import Fields, check_text
 
 
@@ -19,6 +20,7 @@ def admin_routes(context: GatewayContext, drain_worker: Callable[[str], None]) -
     @routes.post("/drain")
     async def drain(request: Request) -> dict[str, Any]:
         """Have a worker take no new work, and end when what runs has ended."""
+        _refuse_pages(request)
         fields = Fields(await read_object(request, context))
         worker = check_text(fields.raw("worker"), "worker")
         fields.finish()
@@ -26,3 +28,15 @@ def admin_routes(context: GatewayContext, drain_worker: Callable[[str], None]) -
         return {"worker": worker, "state": "draining"}
 
     return routes
+
+
+def _refuse_pages(request: Request) -> None:
+    """Refuse what a web page may have sent, of whatever site: on this machine no key is wanted.
+
+    Browsers name the page's site in Origin, and send JSON to another site only if that agrees.
+    """
+    if "origin" in request.headers:
+        raise Forbidden("a web page has sent this: requests to /admin have no Origin header")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise BadRequest("the header Content-Type: application/json is wanted")
