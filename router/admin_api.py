@@ -20,10 +20,10 @@ def admin_routes(context: GatewayContext, drain_worker: Callable[[str], None]) -
     @routes.post("/drain")
     async def drain(request: Request) -> dict[str, Any]:
         """Have a worker take no new work, and end when what runs has ended."""
-        _refuse_pages(request)
         fields = Fields(await read_object(request, context))
         worker = check_text(fields.raw("worker"), "worker")
         fields.finish()
+        _refuse_pages(request)
         drain_worker(worker)
         return {"worker": worker, "state": "draining"}
 
