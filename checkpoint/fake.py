@@ -23,11 +23,14 @@ EOS_ID = 256
 SPECIAL_TOKENS = ("<|eos|>", "<|im_start|>", "<|im_end|>")  # ids from EOS_ID on
 MIN_VOCAB_SIZE = EOS_ID + len(SPECIAL_TOKENS)
 
-FOLDER_NAME = "fake-1"  # another number when the files change, as old ones lie in caches
+FOLDER_NAME = "fake-2"  # another number when the files change, as old ones lie in caches
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ call['function']['name'] + call['function']['arguments'] | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

@@ -13,7 +13,7 @@ from deploy.devices import find_accelerators, installed_backends
 from deploy.router import RunningRouter, fetch_model, listen, running_router
 from deploy.signals import Stop, unless_stopped
 from deploy.supervisor import LocalWorkers, RoleGivenUp
-from settings.config import ServeConfig, Topology
+from settings.config import HttpConfig, ServeConfig, Topology
 from settings.errors import ConfigError
 
 log = logging.getLogger("hexserve.launcher")
@@ -36,6 +36,7 @@ async def running_deployment(
     )
     in_threads = works_in_threads(config.worker_distributed_method, topology, accelerators.kind)
     check_transports(config.kv_transports, topology, in_threads=in_threads)
+    check_admin(config.http, in_threads=in_threads)
     listener = listen(config.http)
     try:
         folders = await fetch_model(
@@ -95,6 +96,15 @@ def check_transports(
             "--kv_transports=device reaches no other process, and here each worker has one of its "
             "own: name another transport as well, or give --disagg_topo and "
             "--worker_distributed_method=thread"
+        )
+
+
+def check_admin(http: HttpConfig, *, in_threads: bool) -> None:
+    """Raise ConfigError for `--admin` where a worker cannot end without the others."""
+    if http.admin and in_threads:
+        raise ConfigError(
+            "--admin: /admin/drain ends one worker, and here all of them are threads of one "
+            "process, which would end: give --worker_distributed_method=mp, or leave it out"
         )
 
 

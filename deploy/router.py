@@ -187,6 +187,7 @@ async def running_router(
         predict_route=http.predict_route,
         health_route=http.health_route,
         api_keys=http.api_keys,
+        admin_keys=http.admin_keys,
         allowed_origins=http.allowed_origins,
         max_requests=http.max_concurrent_requests,
         max_body_bytes=http.max_body_bytes,
@@ -216,7 +217,7 @@ async def running_router(
         dispatcher.drain()
         if stop.is_set() and not serving.done():
             log.info("draining: at most %.0f s", life.drain_timeout_s)
-            await within(life.drain_timeout_s, dispatcher.wait_until_idle(), stop.now)
+            await within(life.drain_timeout_s, context.running.wait_until_idle(), stop.now)
         server.should_exit = True
         await asyncio.wait((serving,), timeout=LAST_BYTES_S)
         await pool.close()

@@ -144,6 +144,23 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
     return np.fromiter(tokens, dtype=_TOKEN).tobytes()
 
 
+class _PromptPacker:
+    """Packs prompts; the last one once, as it goes to two workers, and for each of its choices."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[int, ...], bytes] = (), b""
+
+    def __call__(self, prompt: tuple[int, ...]) -> bytes:
+        last, packed = self._last
+        if prompt is not last:
+            packed = pack_tokens(prompt)
+            self._last = prompt, packed
+        return packed
+
+
+pack_prompt = _PromptPacker()
+
+
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
     """The inverse of `pack_tokens`.
 
@@ -165,7 +182,7 @@ def encode_start(order: StartOrder) -> wire.Start:
         request_id=order.attempt.request_id,
         attempt=order.attempt.attempt,
         roles=first.roles.value,
-        prompt=pack_tokens(first.prompt),
+        prompt=pack_prompt(first.prompt),
         choices=[
             wire.Choice(choice=s.id.choice, output=pack_tokens(s.output)) for s in order.sequences
         ],

@@ -78,6 +78,7 @@ def _add_middleware(app: FastAPI, context: GatewayContext) -> None:
     app.add_middleware(
         Gate,
         api_keys=context.api_keys,
+        admin_keys=context.admin_keys,
         max_requests=context.max_requests,
         open_paths=probed | {"/version", "/docs", "/openapi.json"},
     )

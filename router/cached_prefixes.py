@@ -30,6 +30,9 @@ class CachedPrefixes:
     def __init__(self, fleet: Fleet, index: PrefixIndex | None = None) -> None:
         self.index = PrefixIndex() if index is None else index
         self._fleet = fleet
+        self._chained: Sequence[int] = ()
+        self._chains: Mapping[int, Sequence[int]] = {}
+        self._chains_of: tuple[str, frozenset[int]] = "", frozenset()
         self.resyncs = 0
         self.asked_tokens = dict.fromkeys(PLACES, 0)
         self.hit_tokens = dict.fromkeys(PLACES, 0)
@@ -64,10 +67,19 @@ class CachedPrefixes:
         return cached
 
     def chains(self, tokens: Sequence[int]) -> Mapping[int, Sequence[int]]:
-        """Block size of the fleet → the hashes of the blocks of all `tokens` but the last."""
-        root = root_hash(self._fleet.fingerprint.encode())
-        sizes = self._fleet.block_sizes
-        return {size: block_hashes(tokens[:-1], size, root) for size in sizes}
+        """Block size of the fleet → the hashes of the blocks of all `tokens` but the last.
+
+        Those of the last tuple are kept: the choices of a prompt ask for them one after another.
+        """
+        fleet = self._fleet
+        of = fleet.fingerprint, fleet.block_sizes
+        if tokens is self._chained and of == self._chains_of:
+            return self._chains
+        root = root_hash(fleet.fingerprint.encode())
+        chains = {size: block_hashes(tokens[:-1], size, root) for size in fleet.block_sizes}
+        if isinstance(tokens, tuple):
+            self._chained, self._chains, self._chains_of = tokens, chains, of
+        return chains
 
     def count(self, place: str, asked: int, hit: int) -> None:
         """A choice has sent a prompt of `asked` tokens to a place that has `hit` of them."""

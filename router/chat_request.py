@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.types import MAX_TOP_LOGPROBS, ModelLimits
 from router.errors import BadRequest
-from router.fields import Fields, check_text, show
+from router.fields import Fields, check_json, check_text, show
 from router.sampling import RequestOptions, read_options
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -149,6 +149,7 @@ def _tool_call(value: Any, param: str) -> dict[str, Any]:
             f"{param}.function.arguments must be the JSON of an object, got {show(text)}",
             param=f"{param}.function.arguments",
         )
+    check_json(arguments, f"{param}.function.arguments")  # templates write it
     call_id = check_text(value.get("id"), f"{param}.id")
     return {
         "id": call_id,

@@ -45,6 +45,10 @@ class Choices:
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
 
+    def prompt_and_output_tokens(self) -> int:
+        """Tokens of all choices so far, the prompt's with each."""
+        return sum(len(each.prompt) + each.completion_tokens for each in self._sequences)
+
     def _cached_tokens(self) -> int:
         """Prompt tokens that none of a prompt's choices had to compute."""
         cached = 0
@@ -89,22 +93,23 @@ class Choices:
 
     async def _merged(self, room: asyncio.Semaphore) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)
-        tasks = [
-            asyncio.create_task(_run(number, sequence, room, merged))
-            for number, sequence in enumerate(self._sequences)
-        ]
-        try:
-            unfinished = len(tasks)
-            while unfinished:
-                item = await merged.get()
-                if isinstance(item, Exception):
-                    raise item
-                unfinished -= item[1].finish is not None
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with self._sequences[0].counted():  # also while all that is left waits for room
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                for number, sequence in enumerate(self._sequences):
+                    tasks.append(asyncio.create_task(_run(number, sequence, room, merged)))
+                    await asyncio.sleep(0)  # all at once would hold up every stream for long
+                unfinished = len(tasks)
+                while unfinished:
+                    item = await merged.get()
+                    if isinstance(item, Exception):
+                        raise item
+                    unfinished -= item[1].finish is not None
+                    yield item
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _run(

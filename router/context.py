@@ -36,6 +36,8 @@ class GatewayContext:
         allowed_origins: web sites whose scripts may ask, or "*"; none are by default.
         max_requests: those served at once; more are refused with 429.
         max_body_bytes: larger request bodies are refused with 413.
+        admin_keys: those for `/admin`, where API keys let nobody in; none leaves it open where
+            there are no API keys either.
         drain_worker: what `/admin/drain` does; without it there is no such path.
         running: the requests that are with the generator.
         body_timeout_s: bodies that take longer to arrive are refused with 408.
@@ -54,6 +56,7 @@ class GatewayContext:
     allowed_origins: tuple[str, ...] = ()
     max_requests: int = 2048
     max_body_bytes: int = 10 * 1024 * 1024
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     drain_worker: Callable[[str], None] | None = None
     body_timeout_s: float = 60.0
     running: RunningRequests = field(default_factory=RunningRequests)

@@ -47,6 +47,7 @@ from router.flight import (
 from router.generation import NOT_URGENT
 from router.placement import Placement, place
 from router.prompt_scores import PromptScores
+from router.room import Room
 from router.siblings import Siblings
 from router.urgency import Urgency
 from router.worker import Worker
@@ -93,9 +94,8 @@ class Dispatcher:
         self._worker_wait_s = worker_wait_s
         self._max_lost_attempts = max_lost_attempts
         self._flights: dict[AttemptId, Flight] = {}
+        self._room = Room(pool.waiting)
         self._sequences = self._waiting = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         pool.listen(self)
 
@@ -118,10 +118,6 @@ class Dispatcher:
     def drain(self) -> None:
         """Report not ready from now on, and take no new request; what runs goes on."""
         self._draining = True
-
-    async def wait_until_idle(self) -> None:
-        """Until no sequence runs."""
-        await self._idle.wait()
 
     @property
     def waiting(self) -> int:
@@ -161,13 +157,10 @@ class Dispatcher:
     def _counted(self) -> Iterator[None]:
         """A sequence runs inside."""
         self._sequences += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self._sequences -= 1
-            if not self._sequences:
-                self._idle.set()
 
     async def _attempts(
         self,
@@ -180,6 +173,8 @@ class Dispatcher:
         siblings: Siblings | None,
     ) -> AsyncGenerator[TokenDelta, None]:
         loop = asyncio.get_running_loop()
+        if not begun():
+            self._room.check_newcomer()
         output = list[int]()
         refusing: set[Worker] = set()
         refused_at: float | None = None  # the first of the refusals in a row
@@ -298,7 +293,8 @@ class Dispatcher:
     ) -> Placement:
         """As `place`, but waits for workers that are lost, until `deadline` on the loop's clock.
 
-        A request that has `begun` also waits for room, as it cannot be refused any more.
+        A request that has `begun` also waits for room, as it cannot be refused any more, and
+        new ones do not pass it.
 
         Raises:
             DeadlinePassed: the request's own has.
@@ -311,6 +307,7 @@ class Dispatcher:
             while True:
                 urgency.check()
                 left = deadline - loop.time()
+                for_room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 try:
                     return self._choose(
                         tokens, refusing, siblings, only_first=only_first, reuses=reuses
@@ -322,8 +319,9 @@ class Dispatcher:
                     if left <= 0 or not begun():
                         raise
                     refusing.clear()
+                    for_room = self._room.waited_for()
                     self._pool.waiting.wake_within(FULL_RETRY_S)
-                with contextlib.suppress(TimeoutError):
+                with for_room, contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(urgency.before(deadline)):
                         await self._pool.wait_for_change(urgency.priority)
         finally:
@@ -350,15 +348,11 @@ class Dispatcher:
         )
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
-        """Forget an attempt, and have its workers forget it too; idempotent.
-
-        A decode worker may still wait for KV when the first token was the last: it is told.
-        The prefill worker of a finished attempt has been told by the transfer's end.
-        """
+        """Forget an attempt, and have its workers forget it too; idempotent."""
         if self._flights.pop(attempt, None) is None:
             return
         flight.land()
-        for worker in flight.workers[1:] if finished else flight.workers:
+        for worker in flight.holders(finished=finished):
             worker.abort(attempt)
 
     # ---- WorkerListener ----
@@ -381,6 +375,8 @@ class Dispatcher:
                     flight.cut(ReaderTooSlow(f"{flight.unread} tokens were not read in time"))
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
+            if flight is not None:
+                flight.ended_at.add(worker)
             if flight is None or not flight.needs(worker):
                 continue
             if failure.code is FailureCode.INVALID:
@@ -393,12 +389,17 @@ class Dispatcher:
             else:
                 flight.fail(AttemptLost(failure.message))
         for rejected in update.rejected:
+            self._room.refused(worker)
             flight = self._flights.get(rejected.attempt)
             if flight is not None:
+                flight.ended_at.add(worker)
                 flight.fail(AttemptRejected(worker, rejected.reason))
+        if update.load is not None:
+            self._room.told(worker)
 
     def lost(self, worker: Worker, reason: str) -> None:
         """Every attempt that needs the worker is lost."""
+        self._room.left(worker)
         kind, how = (AttemptHandedOver, "left") if worker.draining else (AttemptLost, "lost")
         for flight in self._flights.values():
             if flight.needs(worker):

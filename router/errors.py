@@ -4,6 +4,7 @@ ServingError
 ├── BadRequest      400: a field is wrong; names the field, its value and the limit
 │   └── ContextLengthExceeded: prompt and output do not fit the model's context
 ├── Unauthorized    401: no valid API key
+├── Forbidden       403: nobody may ask so
 ├── ModelNotFound   404
 ├── BodyTimeout     408: the body did not arrive in time
 ├── DeadlinePassed  408: the request's own deadline has passed; an event in a stream
@@ -63,6 +64,14 @@ class Unauthorized(ServingError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(ServingError):
+    """403: not for whoever asks like this, with whatever key."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class ModelNotFound(ServingError):

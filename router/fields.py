@@ -54,6 +54,24 @@ def check_text(value: object, param: str) -> str:
     return value
 
 
+def check_json(value: object, param: str) -> None:
+    """Refuse what was parsed and cannot be written again, as an answer or a template would.
+
+    Python's parser takes 1e999, which is infinite then, and halves of surrogate pairs in escapes.
+
+    Raises:
+        BadRequest: there is such a value, or it is nested too deeply.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise BadRequest(
+            f"{param} has a number that is not finite, half of a surrogate pair, or too deep a "
+            f"nesting, got {show(value)}",
+            param=param,
+        ) from None
+
+
 class Fields:
     """The fields of one JSON object.
 

@@ -43,6 +43,7 @@ class Flight:
 
     Attributes:
         unread: tokens that are there and have not been taken by `next`.
+        ended_at: workers that have told of the attempt's end by themselves, and forgotten it.
         expiry: what ends the attempt when its request's deadline has passed; None without one.
     """
 
@@ -68,6 +69,7 @@ class Flight:
         self._ready: deque[TokenDelta | Exception] = deque()
         self._waiter: asyncio.Future[None] | None = None  # who waits in `next`
         self.unread = 0
+        self.ended_at: set[Worker] = set()
         self.expiry: asyncio.TimerHandle | None = None
         self._tokens = tokens
         self._uncached = uncached  # 0 once the first token has come
@@ -81,8 +83,22 @@ class Flight:
         The prefill worker is of no more use once a token after the first has come: the
         decode worker has all the KV then.
         """
-        decoding = len(self.workers) > 1 and self._next > self._first + 1
-        return worker in (self.workers[1:] if decoding else self.workers)
+        return worker in (self.workers[1:] if self._decoding else self.workers)
+
+    @property
+    def _decoding(self) -> bool:
+        return len(self.workers) > 1 and self._next > self._first + 1
+
+    def holders(self, *, finished: bool) -> list[Worker]:
+        """Those that may still know of the attempt.
+
+        The prefill worker of a finished one has been told by the transfer's end. The decode
+        worker still waits for KV when the first token was the last; any later one is its own.
+        """
+        workers = self.workers
+        if finished:
+            workers = () if self._decoding else workers[1:]
+        return [worker for worker in workers if worker not in self.ended_at]
 
     def deliver(self, delta: TokenDelta) -> None:
         """Take in a delta in whatever order."""

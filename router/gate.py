@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.error_responses import error_response
 from router.errors import Overloaded, ServingError, Unauthorized
 
+_ADMIN = "/admin/"
 _INVOKE = "/invoke/"
 """What Vertex AI puts before a route that it does not know."""
 
@@ -23,6 +24,7 @@ class Gate:
     Args:
         api_keys: one of them is wanted as `Authorization: Bearer KEY`; none are wanted when
             there are none.
+        admin_keys: in the place of those, for what is under `/admin`.
         max_requests: most requests served at once; those beyond it are answered by 429.
         open_paths: neither a key nor room is needed there: a busy server is not an ill one.
     """
@@ -32,11 +34,13 @@ class Gate:
         app: ASGIApp,
         *,
         api_keys: Iterable[str],
+        admin_keys: Iterable[str] = (),
         max_requests: int,
         open_paths: Collection[str],
     ) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in api_keys]
+        self._admin_digests = [_digest(key.encode()) for key in admin_keys]
         self._max_requests = max_requests
         self._open_paths = open_paths
         self._requests = 0
@@ -62,23 +66,29 @@ class Gate:
             self._requests -= 1
 
     def _refusal(self, scope: Scope) -> ServingError | None:
+        admin = scope["path"].startswith(_ADMIN)
+        wanted = self._admin_digests if admin else self._digests
+        # API keys are clients': where there are any, none of them makes /admin open.
+        keyed = bool(wanted or self._digests)
         # A browser asks by OPTIONS, without a key, what other sites may do.
-        if self._digests and scope["method"] != "OPTIONS" and not self._has_key(scope):
+        if keyed and scope["method"] != "OPTIONS" and not _has_key(scope, wanted):
+            kind = "admin" if admin else "API"
             return Unauthorized(
-                "a valid API key is wanted, as the header Authorization: Bearer KEY"
+                f"a valid {kind} key is wanted, as the header Authorization: Bearer KEY"
             )
         if self._requests >= self._max_requests:
             return Overloaded(f"{self._requests} requests are being served already")
         return None
 
-    def _has_key(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
-        if kind.lower() != b"bearer":
-            return False
-        digest = _digest(key.strip())
-        # All are compared, each in constant time, so that time tells nothing of any key.
-        return sum(hmac.compare_digest(digest, each) for each in self._digests) > 0
+
+def _has_key(scope: Scope, digests: Iterable[bytes]) -> bool:
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    kind, _, key = given.partition(b" ")
+    if kind.lower() != b"bearer":
+        return False
+    digest = _digest(key.strip())
+    # All are compared, each in constant time, so that time tells nothing of any key.
+    return sum(hmac.compare_digest(digest, each) for each in digests) > 0
 
 
 def _digest(key: bytes) -> bytes:

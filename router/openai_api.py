@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from router.body import read_object
 from router.context import GatewayContext
@@ -72,7 +72,7 @@ async def respond(prepared: PreparedRequest) -> Response:
     """
     if prepared.options.stream:
         return await EventStream.begin(prepared.choices, prepared.answer)
-    return JSONResponse(await prepared.whole())
+    return Response(await prepared.whole(), media_type="application/json")
 
 
 def _model(context: GatewayContext, name: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from router.response_request import read_response
 from router.sampling import RequestOptions
 from router.sequence import TextSequence
 from router.siblings import Siblings
+from router.whole_answer import answer_bytes
 
 _Request = TypeVar("_Request")
 
@@ -42,14 +43,16 @@ class PreparedRequest:
     answer: WholeOrStreamed
     options: RequestOptions
 
-    async def whole(self, room: asyncio.Semaphore | None = None) -> dict[str, Any]:
-        """Generate everything; the answer as one object. `room`: see Choices.pieces.
+    async def whole(self, room: asyncio.Semaphore | None = None) -> bytes:
+        """Generate everything; the JSON of the answer as one object. `room`: see Choices.pieces.
 
         Raises:
             ServingError: as the generator does.
         """
         outputs = await self.choices.whole(room)
-        return self.answer.whole(outputs, self.choices.usage())
+        usage = self.choices.usage()
+        listed = self.choices.prompt_and_output_tokens() if self.options.return_token_ids else 0
+        return await answer_bytes(lambda: self.answer.whole(outputs, usage), outputs, listed)
 
 
 async def prepare_completion(
@@ -143,7 +146,7 @@ def _choices(
     candidates = candidates or options.n
     max_model_len = context.ready_limits().max_model_len
     sequences = []
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(map(tuple, prompts)):
         named = param if len(prompts) == 1 else f"{param}[{number}]"
         sampling = options.fit(len(prompt), max_model_len, context.seeds, prompt_param=named)
         if candidates > options.n and sampling.top_logprobs is None:

@@ -14,8 +14,20 @@ from protos.codec import MAX_CHOICES
 from router.chat_request import MAX_MESSAGES
 from router.completion_request import MAX_LOGPROBS, MAX_PROMPTS
 from router.logit_bias import LARGEST_BIAS
-from router.response_request import LOGPROBS, PARTS
-from router.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, NUMBERS, WITHOUT_EFFECT
+from router.response_request import (
+    LOGPROBS,
+    MAX_METADATA,
+    MAX_METADATA_NAME,
+    MAX_METADATA_VALUE,
+    PARTS,
+)
+from router.sampling import (
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    WITHOUT_EFFECT,
+)
 from router.urgency import MOST_DEADLINE_MS, MOST_PRIORITY
 from router.vertex_api import CHAT_FORMAT, MAX_INSTANCES
 
@@ -65,7 +77,7 @@ _SHARED: Schema = {
     "seed": _integer(),
     "n": _integer(1, MAX_CHOICES),
     "stop": _or_null(_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}),
-    "stop_token_ids": _or_null(_TOKENS),
+    "stop_token_ids": _or_null({**_TOKENS, "maxItems": MAX_STOP_TOKEN_IDS}),
     "ignore_eos": _FLAG,
     "priority": _integer(-MOST_PRIORITY - 1, MOST_PRIORITY),
     "deadline_ms": _integer(1, MOST_DEADLINE_MS),
@@ -238,7 +250,12 @@ RESPONSE = _object(
         },
         "instructions": {"type": ["string", "null"]},
         "max_output_tokens": _integer(1),
-        "metadata": {"type": ["object", "null"]},
+        "metadata": {
+            "type": ["object", "null"],
+            "maxProperties": MAX_METADATA,
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+            "description": f"names have {MAX_METADATA_NAME} characters at most",
+        },
         "include": _or_null({"type": "array", "items": {"enum": [LOGPROBS]}}),
         "top_logprobs": _integer(0, MAX_TOP_LOGPROBS),
         "previous_response_id": _only(),

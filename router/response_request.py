@@ -15,6 +15,8 @@ from router.sampling import RequestOptions, read_options
 _ROLES = ("system", "developer", "user", "assistant")
 LOGPROBS = "message.output_text.logprobs"
 PARTS = ("input_text", "output_text")
+MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
+"""OpenAI's limits: pairs, and characters in each one's name and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,7 @@ def read_response(
     messages = _messages(fields)
     _refuse_missing_features(fields)
     max_tokens = fields.optional_integer("max_output_tokens", low=1)
-    metadata = fields.raw("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise BadRequest(f"metadata must be an object, got {show(metadata)}", param="metadata")
+    metadata = _metadata(fields)
     options = read_options(
         fields,
         model=model,
@@ -61,9 +61,32 @@ def read_response(
     echoed = {
         "instructions": fields.raw("instructions"),
         "max_output_tokens": max_tokens,
-        "metadata": metadata or {},
+        "metadata": metadata,
     }
     return ResponseRequest(messages, options, echoed)
+
+
+def _metadata(fields: Fields) -> dict[str, str]:
+    value = fields.raw("metadata")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"metadata must be an object, got {show(value)}", param="metadata")
+    if len(value) > MAX_METADATA:
+        raise BadRequest(
+            f"metadata has {len(value)} pairs, the limit is {MAX_METADATA}", param="metadata"
+        )
+    for name, text in value.items():
+        for part, limit in ((name, MAX_METADATA_NAME), (text, MAX_METADATA_VALUE)):
+            length = len(check_text(part, "metadata"))
+            if length > limit:
+                raise BadRequest(
+                    f"metadata has a text of {length} characters, the limit is "
+                    f"{MAX_METADATA_NAME} in names and {MAX_METADATA_VALUE} in values: "
+                    f"{show(part)}",
+                    param="metadata",
+                )
+    return value
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ log = logging.getLogger("hexserve.router")
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+"""Each is sent with every choice, and a request of under 1 MB can name a vocabulary."""
 DEFAULT_COMPLETION_TOKENS = 16
 
 NUMBERS: Mapping[str, tuple[float, float]] = {
@@ -267,9 +269,9 @@ def _stop_token_ids(fields: Fields, limits: ModelLimits) -> frozenset[int]:
     value, param = fields.raw("stop_token_ids"), fields.param("stop_token_ids")
     if value is None:
         return frozenset()
-    if isinstance(value, list) and len(value) > limits.vocab_size:
+    if isinstance(value, list) and len(value) > MAX_STOP_TOKEN_IDS:
         raise BadRequest(
-            f"{param} has {len(value)} ids, the vocabulary has {limits.vocab_size}", param=param
+            f"{param} has {len(value)} ids, the limit is {MAX_STOP_TOKEN_IDS}", param=param
         )
     return frozenset(check_token_ids(value, param, limits.vocab_size))
 

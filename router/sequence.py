@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from engine.types import FinishReason, SamplingParams
@@ -60,6 +60,10 @@ class TextSequence:
             min_tokens=sampling.min_tokens,
             logprobs=sampling.top_logprobs is not None,
         )
+
+    def counted(self) -> AbstractContextManager[None]:
+        """Its request counts as running inside, before it has begun as well."""
+        return self._context.running.kept(self._record)
 
     @property
     def completion_tokens(self) -> int:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,6 +13,7 @@ from router.chat_request import read_messages
 from router.context import GatewayContext
 from router.errors import BadRequest
 from router.fields import Fields, check_text
+from router.json_parts import written
 from router.prompts import message_tokens, text_tokens, token_texts, tokens_text
 from router.sampling import check_token_ids
 
@@ -48,7 +46,7 @@ def token_routes(context: GatewayContext) -> APIRouter:
             "tokens": tokens,
             "token_strs": await token_texts(context, tokens) if strings else None,
         }
-        body = await asyncio.to_thread(_json, told)
+        body = await asyncio.to_thread(written, told, _PART)
         return Response(body, media_type="application/json")
 
     @routes.post("/detokenize")
@@ -62,18 +60,6 @@ def token_routes(context: GatewayContext) -> APIRouter:
         return {"prompt": await tokens_text(context, tokens, skip_special_tokens=False)}
 
     return routes
-
-
-def _json(told: Mapping[str, Any]) -> str:
-    """JSON whose lists are written in parts: one call lets no other thread run."""
-
-    def written(value: Any) -> str:
-        if not isinstance(value, list):
-            return json.dumps(value)
-        parts = (json.dumps(value[at : at + _PART])[1:-1] for at in range(0, len(value), _PART))
-        return f"[{', '.join(parts)}]"
-
-    return f"{{{', '.join(f'{json.dumps(name)}: {written(told[name])}' for name in told)}}}"
 
 
 async def _tokens(context: GatewayContext, fields: Fields) -> list[int]:

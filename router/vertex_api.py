@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from router import choices
-from router.answers import DONE_EVENT, event
+from router.answers import DONE_EVENT, encode_json, event
 from router.body import read_object
 from router.context import GatewayContext
 from router.disconnect import cancelled_on_disconnect
@@ -43,9 +43,11 @@ async def predict(context: GatewayContext, request: Request) -> Response:
         if len(instances) == 1 and instances[0].get("stream") is True:
             return await _stream(context, instances[0], record)
         predictions = await _all(context, instances, record)
+    listed = b",".join(predictions)
     # One chat instance is answered by its object alone, not by a list of it.
-    alone = len(instances) == 1 and isinstance(predictions[0], dict)
-    return JSONResponse({"predictions": predictions[0] if alone else predictions})
+    if len(instances) > 1 or instances[0].get("@requestFormat") is None:
+        listed = b"[" + listed + b"]"
+    return Response(b'{"predictions":' + listed + b"}", media_type="application/json")
 
 
 def _instances(fields: Fields) -> list[dict[str, Any]]:
@@ -78,8 +80,8 @@ def _instances(fields: Fields) -> list[dict[str, Any]]:
 
 async def _all(
     context: GatewayContext, instances: list[dict[str, Any]], record: RequestRecord
-) -> list[str | dict[str, Any]]:
-    """All predictions in order, computed at once; the first failure ends the others."""
+) -> list[bytes]:
+    """The JSON of all predictions in order, computed at once; the first failure ends the others."""
     room = asyncio.Semaphore(choices.MAX_AT_ONCE)
     try:
         async with asyncio.TaskGroup() as group:
@@ -103,7 +105,7 @@ async def _one(
     number: int,
     record: RequestRecord,
     room: asyncio.Semaphore,
-) -> str | dict[str, Any]:
+) -> bytes:
     fields = Fields(instance, prefix=f"instances[{number}].", integral_floats=True)
     fields.only("stream", [False], "only the single instance of a body can be streamed")
     _refuse_adapter(fields)
@@ -113,7 +115,7 @@ async def _one(
         return await prepared.whole(room)
     prepared, head = await _prepare_text(context, fields, record)
     (output,) = await prepared.choices.whole(room)
-    return head + output.text
+    return encode_json(head + output.text).encode()
 
 
 async def _stream(

@@ -33,6 +33,12 @@ class WaitingLine:
             if not woken.done():
                 woken.set_result(None)
 
+    def wake_first(self, count: int) -> None:
+        """There is news for no more than the first `count` of those who wait."""
+        asleep = (woken for _, _, woken in self._waiting if not woken.done())
+        for woken in list(itertools.islice(asleep, count)):
+            woken.set_result(None)
+
     def wake_within(self, seconds: float) -> None:
         """Wake all, those that come until then included, even if there is no news."""
         if self._later is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from settings import flags, http_flags, model_flags
-from settings.api_keys import read_api_keys
+from settings.api_keys import read_admin_keys, read_api_keys
 from settings.batching import check_batching
 from settings.config import (
     ChatConfig,
@@ -213,8 +213,13 @@ def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: b
         raise ConfigError(f"--ssl_keyfile={values.ssl_keyfile}: --ssl_certfile is missing")
     host = values.host or ("0.0.0.0" if everywhere else "127.0.0.1")
     api_keys = read_api_keys(values.api_key, values.api_key_file, environment.api_key)
-    if values.admin and not api_keys and host not in LOOPBACK:
-        raise ConfigError(f"--admin with --host={host}: anybody could use it without --api_key")
+    admin_keys = read_admin_keys(
+        values.admin_key, values.admin_key_file, environment.admin_key, api_keys
+    )
+    if values.admin and not admin_keys and host not in LOOPBACK:
+        raise ConfigError(f"--admin with --host={host}: anybody could use it without --admin_key")
+    if values.admin and not admin_keys and api_keys:
+        raise ConfigError("--admin with API keys: it wants a key of its own, by --admin_key")
     return HttpConfig(
         host=host,
         port=vertex_port if values.port is None else values.port,
@@ -227,6 +232,7 @@ def _http(values: argparse.Namespace, environment: Environment, *, as_hex_llm: b
         max_concurrent_requests=values.max_concurrent_requests,
         max_body_bytes=values.max_body_bytes,
         admin=values.admin,
+        admin_keys=admin_keys,
     )
 
 

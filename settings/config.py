@@ -144,6 +144,7 @@ class HttpConfig:
         api_keys: one of them is wanted of each request; none leaves the API open.
         allowed_origins: web sites whose scripts may ask, or "*".
         admin: whether `/admin` is there.
+        admin_keys: one of them is wanted of each request to it; none leaves it open.
         ssl_certfile, ssl_keyfile: PEM files; None is plain HTTP, or a key in the certificate's.
     """
 
@@ -158,6 +159,7 @@ class HttpConfig:
     max_concurrent_requests: int = MAX_CONCURRENT_REQUESTS
     max_body_bytes: int = MAX_BODY_BYTES
     admin: bool = False
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def scheme(self) -> str:

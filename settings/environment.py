@@ -12,6 +12,7 @@ from settings.errors import ConfigError
 VISIBLE_DEVICES = {"tpu": "TPU_VISIBLE_CHIPS", "gpu": "CUDA_VISIBLE_DEVICES"}
 """Kind of accelerator → the variable that says which of them a process may use."""
 API_KEY = "HEXSERVE_API_KEY"
+ADMIN_KEY = "HEXSERVE_ADMIN_KEY"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -22,7 +23,7 @@ class Environment:
     Attributes:
         on_vertex: an `AIP_*` variable is set.
         storage_uri: the model when `--model` is absent.
-        api_key: that of API_KEY, keys separated by commas.
+        api_key, admin_key: those of API_KEY and ADMIN_KEY, keys separated by commas.
         jax_platforms: JAX_PLATFORMS, "" when it leaves the choice to jax.
         visible_devices: kind ("tpu", "gpu") → the devices that its variable allows; a kind
             that is not there is not restricted.
@@ -37,6 +38,7 @@ class Environment:
     predict_route: str
     storage_uri: str | None
     api_key: str | None = field(repr=False)
+    admin_key: str | None = field(repr=False)
     jax_platforms: str
     visible_devices: Mapping[str, tuple[str, ...]]
 
@@ -66,6 +68,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         predict_route=_route(vertex, "AIP_PREDICT_ROUTE", "/generate"),
         storage_uri=vertex.get("AIP_STORAGE_URI") or None,
         api_key=env.get(API_KEY) or None,
+        admin_key=env.get(ADMIN_KEY) or None,
         jax_platforms=env.get("JAX_PLATFORMS", ""),
         visible_devices={
             kind: _devices(env[name]) for kind, name in VISIBLE_DEVICES.items() if name in env
@@ -76,9 +79,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `additions`, for a process that it starts.
 
-    Without the API keys: only the process that answers HTTP has a use for them.
+    Without the keys: only the process that answers HTTP has a use for them.
     """
-    env = {name: value for name, value in os.environ.items() if name != API_KEY}
+    env = {name: value for name, value in os.environ.items() if name not in (API_KEY, ADMIN_KEY)}
     return {**env, **additions}
 
 

@@ -38,10 +38,17 @@ HTTP = Group(
         ),
         switch(
             "admin",
-            "serve POST /admin/drain, by which a worker is told to end; beyond this machine only "
-            "with an API key",
+            "serve POST /admin/drain, by which a worker is told to end; beyond this machine, or "
+            "where there are API keys, only with --admin_key",
             False,
         ),
+        Flag(
+            "admin_key",
+            "keys, separated by commas, one of which a request to /admin must bring; better in a "
+            "file, or HEXSERVE_ADMIN_KEY",
+            to_keys,
+        ),
+        Flag("admin_key_file", "file with further keys for /admin, one a line"),
         Flag("max_body_bytes", "largest body of a request", to_positive, MAX_BODY_BYTES),
     ),
 )  # fmt: skip

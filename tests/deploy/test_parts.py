@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import check_transports, works_in_threads
+from deploy.local import check_admin, check_transports, works_in_threads
 from deploy.processes import plan_processes, plan_threads
 from deploy.router import listen
 from deploy.signals import in_daemon_thread, unless_stopped
@@ -118,6 +118,14 @@ def test_the_device_transport_alone_needs_workers_in_one_process(
         check_transports(
             transports, Topology.parse(topology) if topology else None, in_threads=in_threads
         )
+
+
+def test_administration_is_refused_where_workers_end_together() -> None:
+    admin = HttpConfig("127.0.0.1", 0, admin=True)
+    check_admin(admin, in_threads=False)
+    check_admin(HttpConfig("127.0.0.1", 0), in_threads=True)
+    with pytest.raises(ConfigError, match=r"--admin: .* one process"):
+        check_admin(admin, in_threads=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -59,7 +59,7 @@ SHARED = [
     ({"stop_token_ids": 3}, "stop_token_ids", ["list", "3"]),
     ({"stop_token_ids": [VOCAB]}, "stop_token_ids", [str(VOCAB), f"0 to {VOCAB - 1}"]),
     ({"stop_token_ids": [True]}, "stop_token_ids", ["true"]),
-    ({"stop_token_ids": [1] * (VOCAB + 1)}, "stop_token_ids", [f"{VOCAB + 1} ids", str(VOCAB)]),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids", ["1025 ids", "limit is 1024"]),
     ({"ignore_eos": 1}, "ignore_eos", ["true or false", "1"]),
     ({"skip_special_tokens": "no"}, "skip_special_tokens", ["true or false"]),
     ({"return_token_ids": 0}, "return_token_ids", ["true or false"]),
@@ -199,6 +199,21 @@ async def test_a_wrong_completion(
             },
             "messages[0].tool_calls[0].function.arguments",
             ["JSON of an object", "[]"],
+        ),
+        *(
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [CALL | {"function": {"name": "f", "arguments": text}}],
+                        }
+                    ]
+                },
+                "messages[0].tool_calls[0].function.arguments",
+                ["surrogate"],
+            )
+            for text in (r'{"a": "\ud800"}', r'{"\udfff": 1}', '{"a": NaN}', '{"a": -1e999}')
         ),
         (
             {"messages": [{"role": "user", "content": "x", "mood": 1}]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import pytest
@@ -182,13 +182,38 @@ async def test_a_long_list_goes_to_the_workers_bit_by_bit(
 
     def script(prompt: list[int]) -> Any:
         running.append(sum(not call.closed.is_set() for call in generator.calls))
-        yield [97]
+        yield from [[97]] * 20  # each a turn, and every turn one more may start
         yield [256]
 
     generator.script = script
     answer = await client.complete(prompt=["p"] * 10)
     assert len(answer["choices"]) == 10
     assert max(running) == 3
+
+
+async def test_a_request_runs_until_its_last_choice_has_ended(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 1)
+    running, happened = client.context.running, list[str]()
+
+    async def tell_idle() -> None:
+        await running.wait_until_idle()
+        happened.append("idle")
+
+    watching: list[asyncio.Task[None]] = []
+
+    def script(prompt: list[int]) -> Any:
+        happened.append(bytes(prompt).decode())
+        if not watching:
+            watching.append(asyncio.create_task(tell_idle()))
+        yield from [[97], [256]]
+
+    generator.script = script
+    await client.complete(prompt=["a", "b", "c"])
+    assert len(running) == 0
+    await watching[0]
+    assert happened == ["a", "b", "c", "idle"]
 
 
 async def test_a_conversation_with_tools_reaches_the_template(
@@ -205,13 +230,16 @@ async def test_a_conversation_with_tools_reaches_the_template(
     )
     calls: list[Call] = generator.calls
     text = bytes(token for token in calls[0].prompt if token < 256).decode()
-    assert text == "user\nu\nassistant\n\ntool\nt\nassistant\n"
+    assert text == 'user\nu\nassistant\nf{"a": 1}\ntool\nt\nassistant\n'
 
 
 class EndlessSequence:
     """Pieces for as long as somebody takes them; `taken` of them were."""
 
     taken = 0
+
+    def counted(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def pieces(self, number: int) -> AsyncGenerator[tuple[int, Piece], None]:
         while True:

@@ -140,6 +140,11 @@ async def test_an_error_inside_a_stream_is_its_last_event(
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 1000}, "max_output_tokens"),
         ({"metadata": 1}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": None}}, "metadata"),
+        ({"metadata": {"a" * 65: "a"}}, "metadata"),
+        ({"metadata": {"a": "a" * 513}}, "metadata"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
         ({"temperature": 3}, "temperature"),
@@ -147,3 +152,20 @@ async def test_an_error_inside_a_stream_is_its_last_event(
 )  # fmt: skip
 async def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: str) -> None:
     check_error(await client.post(PATH, {"input": "hi", **fields}), 400, param, param=param)
+
+
+async def test_as_much_metadata_as_is_allowed_comes_back(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = batches("Hello")
+    metadata = {f"{number:é<64}": "é" * 512 for number in range(16)}
+    assert (await ask(client, metadata=metadata))["metadata"] == metadata
+
+
+@pytest.mark.parametrize("metadata", ['{"a": 1e999}', r'{"a": "\ud800"}', r'{"\ud800": "a"}'])
+async def test_metadata_that_json_cannot_hold_is_refused_before_anything_is_generated(
+    client: Client, generator: ScriptedGenerator, metadata: str
+) -> None:
+    body = f'{{"input": "hi", "metadata": {metadata}}}'
+    check_error(await client.request("POST", PATH, content=body), 400, param="metadata")
+    assert generator.calls == []

@@ -15,7 +15,7 @@ from engine.types import (
 )
 from protos.codec import RejectedAttempt, StartOrder
 from router.dispatch import MAX_UNREAD_TOKENS
-from router.errors import ReaderTooSlow
+from router.errors import Overloaded, ReaderTooSlow
 from tests.services.deployment import eventually
 from tests.services.scene import Scene, attempt, broken, delta
 
@@ -63,6 +63,30 @@ async def test_the_end_is_told_to_decode_which_may_still_wait_for_kv() -> None:
     assert (scene.prefill.aborted, scene.decode.aborted) == ([], [attempt()])
     with pytest.raises(StopAsyncIteration):
         await anext(scene.stream)
+
+
+async def test_no_worker_is_told_of_an_end_that_it_has_told() -> None:
+    scene = Scene()
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    asking = await scene.ask()
+    scene.tell(scene.decode, Failure(attempt(0), FailureCode.INTERNAL, "why"))
+    await eventually(lambda: len(scene.decode.orders) == 2)
+    assert (scene.prefill.aborted, scene.decode.aborted) == ([attempt(0)], [])
+    scene.tell(scene.decode, RejectedAttempt(attempt(1), "draining"))
+    with pytest.raises(Overloaded):
+        await asking
+    assert (scene.prefill.aborted, scene.decode.aborted) == ([attempt(0), attempt(1)], [])
+
+    scene = Scene(max_tokens=2)
+    asking = await scene.ask()
+    scene.tell(scene.prefill, delta(0, 0, 5))
+    await asking
+    scene.tell(scene.decode, delta(0, 1, 6, finish=FinishReason.LENGTH))
+    assert (await anext(scene.stream)).finish is FinishReason.LENGTH
+    assert (scene.prefill.aborted, scene.decode.aborted) == ([], [])
+    assert scene.whole()
 
 
 async def test_news_of_what_is_over_is_ignored() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from router.drops import Drops
 from router.metrics import RouterMetrics
 from router.workers import WorkerPool
 from tests.protos.sessions import eventually, hello, order, raw_stream, serving, start
+from tests.services.deployment import TOPOLOGIES, deployment, expected, prompt_of
 from tests.services.scene import Scene, delta
 
 
@@ -50,3 +55,14 @@ async def test_what_a_worker_has_no_use_for_is_told_to_routers() -> None:
             assert line in metrics.render().decode().splitlines()
         finally:
             await pool.close()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_workers_have_a_use_for_all_messages_of_what_goes_well(topology: str) -> None:
+    prompts = [prompt_of(1 + 3 * number, salt=number) for number in range(8)]
+    async with deployment(topology) as served:
+        answers = await asyncio.gather(*(served.ask(prompt) for prompt in prompts))
+        assert answers == [expected(prompt, 8) for prompt in prompts]
+        await served.ask(prompts[0])  # behind whatever was told of the others
+        await served.until_idle()
+        assert {m.host._sessions.dropped for m in served.members.values()} == {0}

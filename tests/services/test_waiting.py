@@ -8,7 +8,9 @@ import pytest
 
 from engine.types import (
     COLOCATED,
+    AttemptId,
     FinishReason,
+    Load,
     Role,
     SamplingParams,
 )
@@ -110,7 +112,6 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
     await asyncio.gather(asking, return_exceptions=True)
     health = scene.dispatcher.health()
     assert (health["sequences"], health["waiting_for_workers"]) == (0, 0)
-    await asyncio.wait_for(scene.dispatcher.wait_until_idle(), 1)
 
 
 async def test_nobody_waits_for_workers_of_a_router_that_ends() -> None:
@@ -206,4 +207,71 @@ async def test_waiting_for_room_has_an_end_however_often_it_is_refused(
     scene.dispatcher.lost(scene.decode, "it died")  # type: ignore[arg-type]
     with pytest.raises(Overloaded):
         await asking
+    assert scene.whole()
+
+
+async def wait_for_room(scene: Scene, *, begun: bool = True, name: str = "r") -> asyncio.Task:
+    """A request of which the decode worker does not take the next attempt."""
+    refused = len(scene.decode.orders) + 1
+    stream = scene.dispatcher.generate(
+        (1, 2), SamplingParams(max_tokens=3), request_id=name, begun=lambda: begun
+    )
+    asking = asyncio.create_task(anext(stream))
+    await eventually(lambda: len(scene.decode.orders) == refused)
+    scene.tell(scene.decode, RejectedAttempt(AttemptId(name, 0), "full"))
+    return asking
+
+
+def tell_queue(scene: Scene, waiting: int) -> None:
+    """The decode worker tells how long its queue is."""
+    load = scene.decode.load = Load(waiting=waiting, free_blocks=100)
+    news = StepUpdate((), (), (), load, False, {})
+    scene.dispatcher.stepped(scene.decode, news)  # type: ignore[arg-type]
+
+
+async def ended(*tasks: asyncio.Task) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_new_request_does_not_pass_one_that_has_begun_and_waits_for_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 60.0)
+    scene = Scene(worker_wait_s=60)
+    waiting = await wait_for_room(scene)
+    await eventually(lambda: scene.dispatcher.waiting == 1)
+    with pytest.raises(Overloaded, match="that have begun wait"):
+        await anext(scene.dispatcher.generate((1, 2), SamplingParams(), request_id="new"))
+    begun = await wait_for_room(scene, name="another")
+    await eventually(lambda: scene.dispatcher.waiting == 2)
+    assert len(scene.decode.orders) == 2, "of those that have begun"
+    await ended(waiting, begun)
+    with pytest.raises(Overloaded, match=r"every worker's queue is full$"):
+        await asyncio.wait_for(await wait_for_room(scene, begun=False, name="newer"), 2)
+    assert scene.whole()
+
+
+async def test_as_many_as_have_left_a_queue_are_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 60.0)
+    scene = Scene(worker_wait_s=60)
+    tell_queue(scene, 9)
+    tasks = [await wait_for_room(scene, name=name) for name in "abc"]
+    await eventually(lambda: scene.dispatcher.waiting == 3)
+    tell_queue(scene, 9)
+    tell_queue(scene, 10)
+    await asyncio.sleep(0)
+    assert len(scene.decode.orders) == 3
+    tell_queue(scene, 8)
+    await eventually(lambda: scene.dispatcher.waiting == 1)
+    retried = [order.attempt for order in scene.decode.orders[3:]]
+    assert retried == [AttemptId("a", 1), AttemptId("b", 1)]
+    scene.tell(scene.decode, RejectedAttempt(retried[0], "full after all"))
+    await eventually(lambda: scene.dispatcher.waiting == 2)
+    scene.pool.change(scene.prefill, scene.decode)
+    await eventually(lambda: scene.dispatcher.waiting == 0)
+    await ended(*tasks)
     assert scene.whole()

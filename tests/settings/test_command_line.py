@@ -253,15 +253,18 @@ def test_grpc_is_quiet_unless_asked_otherwise(given: str | None, expected: str) 
         ([], True),
         (["--host=::1"], True),
         (["--host=0.0.0.0"], False),
-        (["--host=0.0.0.0", "--api_key=k"], True),
+        (["--host=0.0.0.0", "--api_key=k"], False),
+        (["--host=0.0.0.0", "--admin_key=a"], True),
+        (["--api_key=k"], False),
+        (["--api_key=k", "--admin_key=a"], True),
     ],
 )
-def test_administration_beyond_this_machine_wants_a_key(
+def test_administration_beyond_this_machine_or_beside_clients_wants_a_key(
     arguments: list[str], allowed: bool
 ) -> None:
     assert not serve(*arguments).http.admin
     if allowed:
         assert serve("--admin", *arguments).http.admin
     else:
-        with pytest.raises(ConfigError, match="--admin with --host"):
+        with pytest.raises(ConfigError, match=r"--admin with .* --admin_key"):
             serve("--admin", *arguments)

@@ -57,6 +57,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "max_lost_attempts": ("9", 9),
     "restart_wait_s": ("0.1", 0.1), "start_limit_s": ("90", 90.0),
     "api_key": ("a, b", ("a", "b")), "api_key_file": ("/k", "/k"),
+    "admin_key": ("a, b", ("a", "b")), "admin_key_file": ("/k", "/k"),
     "allowed_origins": ("https://a, *", ("https://a", "*")),
     "ssl_certfile": ("/c", "/c"), "ssl_keyfile": ("/k", "/k"),
     "max_concurrent_requests": ("3", 3), "max_body_bytes": ("1000", 1000),

@@ -32,6 +32,20 @@ def test_keys_come_from_everywhere_together(tmp_path: Path) -> None:
     assert "four" not in repr(read_environment({"HEXSERVE_API_KEY": "four"}))
 
 
+def test_admin_keys_come_from_everywhere_and_are_no_api_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("two\n")
+    arguments = ("--admin_key=one", f"--admin_key_file={file}")
+    assert http().admin_keys == ()
+    keys = http(*arguments, HEXSERVE_ADMIN_KEY="three", HEXSERVE_API_KEY="four")
+    assert (keys.admin_keys, keys.api_keys) == (("one", "two", "three"), ("four",))
+    assert "three" not in repr(keys)
+    assert "three" not in repr(read_environment({"HEXSERVE_ADMIN_KEY": "three"}))
+    with pytest.raises(ConfigError, match="--admin_key: one of them is an API key") as caught:
+        http(*arguments, HEXSERVE_API_KEY="two")
+    assert "two" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -48,16 +62,18 @@ def test_a_bad_file_of_keys_is_refused_without_showing_it(
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"--api_key_file={file}: ") as caught:
-        http(f"--api_key_file={file}")
-    assert message in str(caught.value)
-    assert "RET" not in str(caught.value)
+    for flag in ("--api_key_file", "--admin_key_file"):
+        with pytest.raises(ConfigError, match=f"{flag}={file}: ") as caught:
+            http(f"{flag}={file}")
+        assert message in str(caught.value)
+        assert "RET" not in str(caught.value)
 
 
 def test_a_bad_key_is_refused_without_showing_it() -> None:
     for arguments, variables, name in (
         (["--api_key=SEC RET"], {}, "--api_key"),
         ([], {"HEXSERVE_API_KEY": "SEC RET"}, "HEXSERVE_API_KEY"),
+        ([], {"HEXSERVE_ADMIN_KEY": "SEC RET"}, "HEXSERVE_ADMIN_KEY"),
     ):
         with pytest.raises(ConfigError, match=name) as caught:
             http(*arguments, **variables)
@@ -97,8 +113,9 @@ def test_the_terminal_client() -> None:
 
 
 def test_processes_that_are_started_have_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEXSERVE_API_KEY", "secret")
+    for name in ("HEXSERVE_API_KEY", "HEXSERVE_ADMIN_KEY"):
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("SOMETHING", "else")
     environment = child_environment({"MORE": "too"})
-    assert "HEXSERVE_API_KEY" not in environment
+    assert "secret" not in environment.values()
     assert (environment["SOMETHING"], environment["MORE"]) == ("else", "too")
