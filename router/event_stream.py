@@ -68,6 +68,7 @@ class EventStream(Response):
         self._pieces = pieces
         self._choices = choices
         self._answer = answer
+        self._continuous = answer.usage_in_pieces
         self._direct: DirectWrite | None = None
         self._added = b""
 
@@ -108,7 +109,7 @@ class EventStream(Response):
         return self._direct is not None and self._direct.has_room
 
     def add(self, piece: Piece) -> None:
-        usage = self._choices.usage() if self._answer.usage_in_pieces else None
+        usage = self._choices.usage() if self._continuous else None
         self._added += self._answer.piece_event(0, piece, usage)
 
     def write(self) -> None:
@@ -118,7 +119,7 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         answer, usage = self._answer, self._choices.usage
-        continuous = answer.usage_in_pieces
+        continuous = self._continuous
         number, piece = self._first
         await send(_body(answer.first_events(number, piece, usage() if continuous else None)))
         if self._direct is not None:
