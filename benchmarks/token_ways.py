@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks.token_stamps import Nanoseconds, prompt_of, token_at
 from engine.types import COLOCATED, AttemptId, SamplingParams, SequenceId, SequenceRequest
 from protos import worker_pb2 as wire
-from protos.codec import MESSAGE_LIMITS, PROTOCOL_VERSION, StartOrder, encode_start
+from protos.codec import MESSAGE_LIMITS, PROTOCOL_VERSION, StartOrder, decode_step, encode_start
 from protos.session_server import SERVICE
+from protos.singles_codec import Names
 
 _EVENT = re.compile(rb"data: ([^\n]*)\n\n")
 _SHOWN_BYTES = 300
@@ -66,7 +67,7 @@ async def _ask(
 ) -> Nanoseconds:
     rows = {f"request-{request}": row for row, request in enumerate(requests)}
     arrivals = np.zeros((len(rows), tokens), np.int64)
-    missing = arrivals.size
+    missing, names = arrivals.size, Names()
     hello = wire.Hello(protocol_version=PROTOCOL_VERSION, router_id="benchmark")
     await session.write(wire.Down(hello=hello))
     for name, request in zip(rows, requests, strict=True):
@@ -78,11 +79,11 @@ async def _ask(
             raise WayError("the worker has closed the session")
         if up.step.failed or up.step.rejected:
             raise WayError(f"the worker does not serve: {up.step}")
-        for part in up.step.tokens:
+        for part in decode_step(up.step, names).deltas:
             end = part.index + len(part.tokens)
             if list(part.tokens) != [token_at(index) for index in range(part.index, end)]:
                 raise WayError(f"tokens from {part.index} on are {list(part.tokens)}")
-            arrivals[rows[part.request_id], part.index : end] = now
+            arrivals[rows[part.id.attempt.request_id], part.index : end] = now
             missing -= len(part.tokens)
     return arrivals
 

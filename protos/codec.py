@@ -30,9 +30,10 @@ from protos.block_codec import NO_CHANGES, BlockChanges, decode_changes
 from protos.errors import WireError
 from protos.logprob_codec import decode_prompt_logprobs
 from protos.sampling_codec import decode_sampling, encode_sampling
+from protos.singles_codec import Names, decode_singles, note_name
 from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 2**20
 MESSAGE_LIMITS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -289,7 +290,8 @@ def decode_welcome(message: wire.Welcome) -> WorkerInfo:
 # ---- Step ----
 
 
-def encode_delta(delta: TokenDelta) -> wire.Tokens:
+def encode_delta(delta: TokenDelta, number: int = 0) -> wire.Tokens:
+    """`number`: by which the sequence may be named from now on; see protos.singles_codec."""
     attempt, choice = delta.id
     return wire.Tokens(
         request_id=attempt.request_id,
@@ -304,13 +306,13 @@ def encode_delta(delta: TokenDelta) -> wire.Tokens:
         ],
         cached_tokens=delta.cached_tokens,
         prefill_s=delta.prefill_s,
+        number=number,
     )
 
 
 def decode_delta(message: wire.Tokens) -> TokenDelta:
     """Raises WireError when the log-probabilities do not match the tokens."""
-    # Every token passes here: what is looked at twice is read from the message once.
-    tokens, request_id = tuple(message.tokens), message.request_id
+    tokens = tuple(message.tokens)
     logprobs = None
     if message.logprobs:
         if len(message.logprobs) != len(tokens):
@@ -320,7 +322,7 @@ def decode_delta(message: wire.Tokens) -> TokenDelta:
             for p in message.logprobs
         )
     return TokenDelta(
-        _sequence_id(request_id, message.attempt, message.choice),
+        _sequence_id(message.request_id, message.attempt, message.choice),
         message.index,
         tokens,
         logprobs,
@@ -369,8 +371,17 @@ def encode_load(load: Load, *, draining: bool, transfers: Transfers, dropped: in
     )
 
 
-def decode_step(message: wire.Step) -> StepUpdate:
-    """Raises WireError for a malformed item."""
+def decode_step(message: wire.Step, names: Names) -> StepUpdate:
+    """`names` are the session's so far, empty at first; it learns of those that are told.
+
+    Raises:
+        WireError: an item is malformed.
+    """
+    named: list[TokenDelta] = []
+    for tokens in message.tokens:
+        delta = decode_delta(tokens)
+        note_name(names, tokens.number, delta.id)
+        named.append(delta)
     load = None
     if message.HasField("load"):
         m = message.load
@@ -380,7 +391,7 @@ def decode_step(message: wire.Step) -> StepUpdate:
             m.prefix_queries, m.prefix_hits,
         )  # fmt: skip
     return StepUpdate(
-        tuple(map(decode_delta, message.tokens)),
+        (*named, *decode_singles(message.singles, names)),
         tuple(
             Failure(
                 decode_attempt(f.request_id, f.attempt),

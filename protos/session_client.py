@@ -25,6 +25,7 @@ from protos.codec import (
     parse_up,
 )
 from protos.session_server import SERVICE
+from protos.singles_codec import Names
 
 log = logging.getLogger("hexserve.session")
 
@@ -145,6 +146,7 @@ class WorkerSession:
 
     async def _listen(self, stream: grpc.aio.StreamStreamCall) -> None:
         welcomed: WorkerInfo | None = None
+        names: Names = {}
         early: list[int] | None = None  # a snapshot that came before the session was open
         while True:
             data = await _read(stream)
@@ -158,7 +160,7 @@ class WorkerSession:
                     self.load = Load(free_blocks=welcomed.limits.num_blocks)
                     self.draining = False
                 case "step" if welcomed is not None:
-                    self._take_step(decode_step(up.step), welcomed, early)
+                    self._take_step(decode_step(up.step, names), welcomed, early)
                     early = None
                 case "cache_snapshot" if welcomed is not None:
                     hashes = snapshots.take(up.cache_snapshot)

@@ -137,6 +137,7 @@ class SessionServer:
         session = self._owners.pop(attempt, None)
         if session is not None:
             session.attempts.discard(attempt)
+            session.outbox.forget(attempt)
         return session
 
     def drain(self) -> None:

@@ -184,23 +184,25 @@ class CacheSnapshot(_message.Message):
     def __init__(self, hashes: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("tokens", "failed", "rejected", "load", "block_events", "prompt_logprobs")
+    __slots__ = ("tokens", "failed", "rejected", "load", "block_events", "prompt_logprobs", "singles")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SINGLES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
     load: Load
     block_events: BlockEvents
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    singles: Singles
+    def __init__(self, tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., singles: _Optional[_Union[Singles, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs", "cached_tokens", "prefill_s")
+    __slots__ = ("request_id", "attempt", "choice", "index", "tokens", "finish", "logprobs", "cached_tokens", "prefill_s", "number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +212,7 @@ class Tokens(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     choice: int
@@ -219,7 +222,18 @@ class Tokens(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprobs]
     cached_tokens: int
     prefill_s: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    number: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., logprobs: _Optional[_Iterable[_Union[Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Singles(_message.Message):
+    __slots__ = ("numbers", "indexes", "tokens")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    indexes: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., indexes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")

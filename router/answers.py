@@ -48,6 +48,7 @@ class Answer(ABC):
         self._id = self.id_prefix + answer_id
         self._created = int(time.time())
         self._chunk_head = "data: " + encode_json(self._head(self.chunk_kind))[:-1] + ',"choices":['
+        self._tells_logprobs = options.tells_logprobs
         self._frames: dict[int, tuple[str, str, str]] = {}
 
     def whole(self, outputs: Sequence[Piece], usage: dict[str, object]) -> dict[str, Any]:
@@ -69,12 +70,15 @@ class Answer(ABC):
     def first_events(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes: ...
 
     def piece_event(self, number: int, piece: Piece, usage: dict[str, object] | None) -> bytes:
-        if usage is not None or piece.finish is not None or self._options.tells_logprobs:
+        if usage is not None or piece.finish is not None or self._tells_logprobs:
             return self._chunk(self._chunk_choice(number, piece), usage)
         frame = self._frames.get(number)
         if frame is None:
             frame = self._frames[number] = self._frame(number)
-        tokens = ",".join(map(str, piece.tokens)) if self._options.return_token_ids else ""
+        tokens = ""
+        if self._options.return_token_ids:
+            ids = piece.tokens
+            tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
         return f"{frame[0]}{encode_text(piece.text)}{frame[1]}{tokens}{frame[2]}".encode()
 
     def _frame(self, number: int) -> tuple[str, str, str]:

@@ -44,7 +44,9 @@ class CachedPrefixes:
 
     def changed(self, worker: Worker, blocks: BlockChanges) -> None:
         """Take in changes, or have the worker tell all again where they cannot be."""
-        if worker.row is None or self.index.change(worker.row, blocks.added, blocks.evicted):
+        if worker.row is None or not blocks:  # nearly always none
+            return
+        if self.index.change(worker.row, blocks.added, blocks.evicted):
             return
         self.resyncs += 1
         worker.resync()

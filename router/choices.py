@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from router.output import Piece, join
-from router.sequence import TextSequence
+from router.sequence import PieceStream, TextSequence
 
 MAX_AT_ONCE = 128
 """Sequences of one request that are with the workers at once; the others wait here, so that a
@@ -90,6 +90,11 @@ class Choices:
         if len(self._sequences) == 1 and room is None:  # the usual case needs no task
             return self._sequences[0].pieces()
         return self._merged(room or asyncio.Semaphore(MAX_AT_ONCE))
+
+    def send_to(self, stream: PieceStream) -> None:
+        """Let the pieces of a lone sequence go to `stream`; see TextSequence.send_to."""
+        if len(self._sequences) == 1:
+            self._sequences[0].send_to(stream)
 
     async def _merged(self, room: asyncio.Semaphore) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)

@@ -44,7 +44,7 @@ from router.flight import (
     AttemptRejected,
     Flight,
 )
-from router.generation import NOT_URGENT
+from router.generation import NOT_URGENT, Tap
 from router.placement import Placement, place
 from router.prompt_scores import PromptScores
 from router.room import Room
@@ -143,11 +143,12 @@ class Dispatcher:
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
         siblings: Siblings | None = None,
+        tap: Tap | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """See router.generation.Generator."""
         with self._counted():
             attempts = self._attempts(
-                tuple(prompt), sampling, request_id, choice, begun, urgency, siblings
+                tuple(prompt), sampling, request_id, choice, begun, urgency, siblings, tap
             )
             async with aclosing(attempts) as deltas:
                 async for delta in deltas:
@@ -171,6 +172,7 @@ class Dispatcher:
         begun: Callable[[], bool],
         urgency: Urgency,
         siblings: Siblings | None,
+        tap: Tap | None,
     ) -> AsyncGenerator[TokenDelta, None]:
         loop = asyncio.get_running_loop()
         if not begun():
@@ -202,6 +204,7 @@ class Dispatcher:
             flight = self._take_off(
                 placed, sequence, prompt, tuple(output), sampling, urgency, siblings
             )
+            flight.tap, flight.tapped = tap, output
             finished = False
             try:
                 while not finished:
@@ -363,16 +366,22 @@ class Dispatcher:
             flight = self._flights.get(piece.id.attempt)
             if flight is not None:
                 flight.deliver_prompt(piece)
+        tapped: list[Flight] = []
         for delta in update.deltas:
             flight = self._flights.get(delta.id.attempt)
             if flight is None:
                 self._pool.drops.late += 1
+            elif flight.taps(delta):
+                tapped.append(flight)
             else:
                 flight.deliver(delta)
                 if flight.unread > MAX_UNREAD_TOKENS:
                     # The workers are told at once: the client may not read for long.
                     self._land(delta.id.attempt, flight, finished=False)
                     flight.cut(ReaderTooSlow(f"{flight.unread} tokens were not read in time"))
+        # In one go: a client that had to be woken for one of its events is awake for the others.
+        for flight in tapped:
+            flight.write_tapped()
         for failure in update.failures:
             flight = self._flights.get(failure.attempt)
             if flight is not None:

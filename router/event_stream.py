@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from router.choices import Choices
+from router.direct_write import DirectWrite, direct_write
 from router.disconnect import ClientLeft, cancelled_on_disconnect
 from router.errors import GenerationFailed, ServingError
 from router.output import Piece
@@ -50,7 +51,10 @@ class StreamedAnswer(Protocol):
 
 
 class EventStream(Response):
-    """Sends pieces as they come. A client that leaves ends all choices at once. See `begin`."""
+    """Sends pieces as they come. A client that leaves ends all choices at once. See `begin`.
+
+    Pieces of a lone choice are mostly sent on the spot; see router.sequence.PieceStream.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,9 @@ class EventStream(Response):
         self._pieces = pieces
         self._choices = choices
         self._answer = answer
+        self._continuous = answer.usage_in_pieces
+        self._direct: DirectWrite | None = None
+        self._added = b""
 
     @classmethod
     async def begin(cls, choices: Choices, answer: StreamedAnswer) -> EventStream:
@@ -81,6 +88,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._pieces), cancelled_on_disconnect(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                self._direct = direct_write(scope)
                 try:
                     # In a task of its own: every event would pass all of the caller's frames.
                     await asyncio.create_task(self._send_events(body_sender(scope, send)))
@@ -94,11 +102,28 @@ class EventStream(Response):
         except ClientLeft:
             log.debug("a client left its stream")
 
+    # ---- router.sequence.PieceStream, of choice 0 ----
+
+    @property
+    def has_room(self) -> bool:
+        return self._direct is not None and self._direct.has_room
+
+    def add(self, piece: Piece) -> None:
+        usage = self._choices.usage() if self._continuous else None
+        self._added += self._answer.piece_event(0, piece, usage)
+
+    def write(self) -> None:
+        if self._added and self._direct is not None:
+            self._direct.write(self._added)
+            self._added = b""
+
     async def _send_events(self, send: Send) -> None:
         answer, usage = self._answer, self._choices.usage
-        continuous = answer.usage_in_pieces
+        continuous = self._continuous
         number, piece = self._first
         await send(_body(answer.first_events(number, piece, usage() if continuous else None)))
+        if self._direct is not None:
+            self._choices.send_to(self)
         begun = {number}
         async for number, piece in self._pieces:
             current = usage() if continuous else None

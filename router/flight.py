@@ -6,8 +6,12 @@ import asyncio
 from collections import deque
 
 from engine.types import PromptLogprobs, TokenDelta
+from router.generation import Tap
 from router.prompt_scores import PromptScores
 from router.worker import Worker
+
+_NEVER_TAPPED = 2
+"""Tokens of an attempt that always come out of `next`."""
 
 
 class AttemptLost(Exception):
@@ -45,6 +49,8 @@ class Flight:
         unread: tokens that are there and have not been taken by `next`.
         ended_at: workers that have told of the attempt's end by themselves, and forgotten it.
         expiry: what ends the attempt when its request's deadline has passed; None without one.
+        tap: is offered deltas while nobody is behind; None without one.
+        tapped: the tokens that it has taken, appended; by whoever has set it to be shared.
     """
 
     def __init__(
@@ -73,6 +79,8 @@ class Flight:
         self.expiry: asyncio.TimerHandle | None = None
         self._tokens = tokens
         self._uncached = uncached  # 0 once the first token has come
+        self.tap: Tap | None = None
+        self.tapped: list[int] = []
         workers[0].prefill_began(uncached)
         for worker in workers:
             worker.began()
@@ -113,6 +121,39 @@ class Flight:
         if held is None or len(held.tokens) <= len(delta.tokens):
             self._ahead[delta.index] = delta
         self._release()
+
+    def taps(self, delta: TokenDelta) -> bool:
+        """Whether the tap has taken a delta; otherwise it is to be delivered.
+
+        The first two come out of `next`, so that whoever asks there sees how the attempt begins.
+        """
+        tap, waiter = self.tap, self._waiter
+        if (
+            tap is None
+            or waiter is None
+            or waiter.done()
+            or delta.index != self._next
+            or self._next < self._first + _NEVER_TAPPED
+            or self._ahead
+        ):
+            return False
+        try:
+            taken = tap.take(delta)
+        except Exception as error:  # is its request's, not that of all that share the session
+            self.fail(error)
+            return True
+        if taken:
+            self._next += len(delta.tokens)
+            self.tapped += delta.tokens
+        return taken
+
+    def write_tapped(self) -> None:
+        """See Tap.write."""
+        assert self.tap is not None
+        try:
+            self.tap.write()
+        except Exception as error:
+            self.fail(error)
 
     def deliver_prompt(self, piece: PromptLogprobs) -> None:
         """Take in log-probabilities of the prompt; dropped where they were not asked for."""

@@ -12,6 +12,20 @@ from router.urgency import Urgency
 NOT_URGENT = Urgency()
 
 
+class Tap(Protocol):
+    """Takes deltas as soon as they come, without a task that has to be woken for them.
+
+    Called on the loop, and only while its owner waits for the next delta: all before have been
+    dealt with.
+    """
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Deal with a delta, or return False: then it comes out of `generate` as others do."""
+
+    def write(self) -> None:
+        """Send what has been made of those taken; after the other sequences' of the same step."""
+
+
 class Generator(Protocol):
     """Turns token ids into token ids by way of the workers."""
 
@@ -40,6 +54,7 @@ class Generator(Protocol):
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
         siblings: Siblings | None = None,
+        tap: Tap | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of one sequence, in order and without gaps.
 
@@ -50,6 +65,7 @@ class Generator(Protocol):
         another output has begun of the same client's request, which then waits for room instead
         of being refused. `urgency` orders those that wait, and may end this by DeadlinePassed.
         `siblings` is the same for all choices of one prompt, which is then computed once.
+        `tap` is offered deltas first, though not all; what it takes is not yielded.
 
         Raises:
             ServingError: see router.errors; before the first delta or between two.

@@ -8,9 +8,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
-from typing import Any
+from typing import Any, Protocol
 
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, SamplingParams, TokenDelta
 from router.context import GatewayContext
 from router.errors import DeadlinePassed, GenerationFailed
 from router.output import OutputAssembler, Piece
@@ -18,6 +18,20 @@ from router.prompt_scores import echoed_logprobs
 from router.record import RequestRecord
 from router.sampling import RequestOptions
 from router.siblings import Siblings
+
+
+class PieceStream(Protocol):
+    """Where pieces can be sent on the spot; see router.generation.Tap."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a piece may be added now."""
+
+    def add(self, piece: Piece) -> None:
+        """One that is not the last."""
+
+    def write(self) -> None:
+        """Send those added."""
 
 
 class TextSequence:
@@ -53,6 +67,10 @@ class TextSequence:
         if self._echo_of is not None:  # the first choice has the prompt scored for all
             self._sampling = dataclasses.replace(sampling, prompt_logprobs=None)
         self._options = options
+        self._stream: PieceStream | None = None
+        self._tapped: Piece | None = None  # of a delta that was offered, and is yet to come
+        self._last_at = record.arrived
+        self._first_at: float | None = None
         self._assembler = OutputAssembler(
             context.tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
             stops=options.stops,
@@ -70,6 +88,45 @@ class TextSequence:
         """Output tokens so far."""
         return self._assembler.completion_tokens
 
+    def send_to(self, stream: PieceStream) -> None:
+        """Whatever `pieces` has not given yet may go to `stream` instead, but for the last piece.
+
+        For whoever takes them one after the other: asks for the next when one is dealt with.
+        """
+        self._stream = stream
+
+    # ---- router.generation.Tap ----
+
+    def take(self, delta: TokenDelta) -> bool:
+        stream = self._stream
+        if stream is None or delta.finish is not None or not stream.has_room:
+            return False
+        piece = self._push(delta)
+        if piece is not None:
+            if piece.finish is not None:  # a stop string: what runs has to be ended
+                self._tapped = piece
+                return False
+            stream.add(piece)
+        return True
+
+    def write(self) -> None:
+        if self._stream is not None:
+            self._stream.write()
+
+    def _push(self, delta: TokenDelta) -> Piece | None:
+        if delta.tokens:
+            count, now, record = len(delta.tokens), time.perf_counter(), self._record
+            first = self._first_at is None
+            self._context.metrics.tokens(count, now - self._last_at, first=first)
+            if first:
+                self._context.metrics.prefilled(delta.prefill_s, now - record.arrived)
+                self._first_at = now
+            record.tokens(count, now)
+            self._last_at = now
+        return self._assembler.push(delta)
+
+    # ---- pieces ----
+
     async def pieces(self, number: int = 0) -> AsyncGenerator[tuple[int, Piece], None]:
         """Generate pieces, each with `number` beside it, for whoever merges several sequences.
 
@@ -80,8 +137,6 @@ class TextSequence:
         """
         metrics, record = self._context.metrics, self._record
         reason = "error"
-        first_at: float | None = None
-        before = record.arrived
         self._context.running.begin(record)
         try:
             if self._choice == 0:  # the others share it
@@ -96,6 +151,7 @@ class TextSequence:
                 begun=lambda: record.output_tokens > 0,
                 urgency=self._options.urgency.of_age(time.perf_counter() - record.arrived),
                 siblings=self._siblings,
+                tap=self,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -115,14 +171,9 @@ class TextSequence:
                     if self._options.max_tokens == 0:  # the prompt alone is wanted
                         last_piece = Piece(finish=FinishReason.LENGTH.value, echoed=echoed)
                         break
-                    if delta.tokens:
-                        now = time.perf_counter()
-                        metrics.tokens(len(delta.tokens), now - before, first=first_at is None)
-                        if first_at is None:
-                            metrics.prefilled(delta.prefill_s, now - record.arrived)
-                        record.tokens(len(delta.tokens), now)
-                        before, first_at = now, first_at or now
-                    piece = self._assembler.push(delta)
+                    piece, self._tapped = self._tapped, None
+                    if piece is None:
+                        piece = self._push(delta)
                     if piece is None:
                         continue
                     piece.echoed, echoed = echoed, None
@@ -145,5 +196,5 @@ class TextSequence:
         finally:
             self._context.running.end(record)
             record.reasons.add(reason)
-            decode_s = None if first_at is None else before - first_at
+            decode_s = None if self._first_at is None else self._last_at - self._first_at
             metrics.finished(reason, time.perf_counter() - record.arrived, decode_s)

@@ -156,6 +156,7 @@ LONG = wire.Failed(request_id="x" * (MAX_ID_CHARACTERS + 1))
 UP = (
     st.sampled_from([WELCOME, up(cache_snapshot=wire.CacheSnapshot(last=True)), up(), b""])
     | st.sampled_from([step(), step("a"), step("a", "a", "b"), step(failed=[LONG])])
+    | st.sampled_from([step(singles=wire.Singles(numbers=[1], indexes=[1], tokens=[2]))])
     | harmed(step("a"))
     | harmed(WELCOME)
     | st.binary(max_size=30)

@@ -180,7 +180,7 @@ def test_a_step_comes_back(
         load=codec.encode_load(load, draining=draining, transfers=transfers),
         block_events=encode_changes(blocks),
     )
-    update = codec.decode_step(over_the_wire(step))
+    update = codec.decode_step(over_the_wire(step), {})
     assert update.deltas == tuple(tokens)
     assert update.failures == tuple(failures)
     assert update.rejected == tuple(rejected)
@@ -201,7 +201,7 @@ def test_a_snapshot_comes_back(pieces: list[tuple[int, ...]]) -> None:
 
 
 def test_a_step_without_a_load_tells_none() -> None:
-    update = codec.decode_step(wire.Step())
+    update = codec.decode_step(wire.Step(), {})
     assert (update.load, update.transfers) == (None, {})
     assert not update.blocks
 
@@ -222,15 +222,15 @@ def told_transfers(**fields: object) -> wire.Step:
     ],
 )
 def test_wrong_transfer_counts_are_refused(step: wire.Step, named: str) -> None:
-    codec.decode_step(told_transfers())
+    codec.decode_step(told_transfers(), {})
     with pytest.raises(WireError, match=named):
-        codec.decode_step(step)
+        codec.decode_step(step, {})
 
 
 def test_what_a_later_version_counts_costs_no_session() -> None:
-    assert not codec.decode_step(told_transfers(transport="pigeon")).transfers
+    assert not codec.decode_step(told_transfers(transport="pigeon"), {}).transfers
     failures = {"bad luck": 2, "failed": 1, "timeout": 3}
-    (counts,) = codec.decode_step(told_transfers(failures=failures)).transfers.values()
+    (counts,) = codec.decode_step(told_transfers(failures=failures), {}).transfers.values()
     assert counts.failures == {"failed": 3, "timeout": 3}
 
 
@@ -238,7 +238,7 @@ def test_transfer_counts_that_repeat_are_refused() -> None:
     step = told_transfers()
     step.load.transfers.add().CopyFrom(step.load.transfers[0])
     with pytest.raises(WireError, match="repeats"):
-        codec.decode_step(step)
+        codec.decode_step(step, {})
 
 
 def biased(ids: list[int], values: list[float]) -> Callable[[wire.Start], None]:
@@ -336,14 +336,16 @@ def test_another_version_is_refused() -> None:
     info = WorkerInfo(1, Role.DECODE, ModelLimits("m", 1, 1, 1, 1, 1), ())
     welcome = codec.encode_welcome(info)
     welcome.protocol_version += 1
-    with pytest.raises(WireError, match="protocol 2"):
+    with pytest.raises(WireError, match=f"protocol {codec.PROTOCOL_VERSION + 1}"):
         codec.decode_welcome(welcome)
 
 
 @pytest.mark.parametrize(("roles", "spare"), [(0, 0), (4, 0), (2, 4)])
 def test_a_welcome_with_roles_that_are_none_is_refused(roles: int, spare: int) -> None:
     with pytest.raises(WireError, match="are no roles"):
-        codec.decode_welcome(wire.Welcome(protocol_version=1, roles=roles, spare_roles=spare))
+        codec.decode_welcome(
+            wire.Welcome(protocol_version=codec.PROTOCOL_VERSION, roles=roles, spare_roles=spare)
+        )
 
 
 def test_log_probabilities_must_match_the_tokens() -> None:
@@ -357,4 +359,4 @@ def test_an_item_without_an_id_is_refused(item: str) -> None:
     step = wire.Step()
     getattr(step, item).add()
     with pytest.raises(WireError, match="request_id"):
-        codec.decode_step(step)
+        codec.decode_step(step, {})

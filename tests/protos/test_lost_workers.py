@@ -17,7 +17,7 @@ from engine.types import (
 )
 from protos import session_client, session_server
 from protos import worker_pb2 as wire
-from protos.codec import encode_welcome
+from protos.codec import PROTOCOL_VERSION, encode_welcome
 from protos.session_client import WorkerSession
 from protos.session_server import SERVICE, SessionServer
 from tests.protos.sessions import (
@@ -97,15 +97,19 @@ async def test_a_silent_worker_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "silent" in mine.heard.losses[0]
 
 
+NAMELESS = wire.Singles(numbers=[1], indexes=[0], tokens=[1])
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
         wire.Up(welcome=encode_welcome(INFO)).SerializeToString(),
         wire.Up().SerializeToString(),
         wire.Up(step=wire.Step(tokens=[wire.Tokens()])).SerializeToString(),
+        wire.Up(step=wire.Step(singles=NAMELESS)).SerializeToString(),
         b"\xff",
     ],
-    ids=["second welcome", "nothing", "item without id", "garbage"],
+    ids=["second welcome", "nothing", "item without id", "number without name", "garbage"],
 )
 async def test_a_worker_that_talks_nonsense_is_lost(nonsense: bytes) -> None:
     async def talk(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
@@ -132,7 +136,7 @@ async def test_a_worker_of_another_version_never_opens(caplog: pytest.LogCapture
 
     async with socket_address() as address, listening(address, handler(talk)):
         mine = Router(address, "router")
-        await eventually(lambda: "protocol 2" in caplog.text)
+        await eventually(lambda: f"protocol {PROTOCOL_VERSION + 1}" in caplog.text)
         await mine.close()
         assert not mine.heard.openings
         assert not mine.heard.losses

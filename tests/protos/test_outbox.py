@@ -37,7 +37,7 @@ async def test_everything_comes_in_one_step_and_once() -> None:
     outbox.add_delta(delta(A, 0, 1))
     outbox.add_failure(failure)
     outbox.add_rejected(AttemptId("c", 0), "full")
-    update = decode_step(await outbox.take(10))
+    update = decode_step(await outbox.take(10), {})
     assert update.deltas == (delta(A, 0, 1),)
     assert update.failures == (failure,)
     assert update.rejected == (RejectedAttempt(AttemptId("c", 0), "full"),)
@@ -50,7 +50,7 @@ async def test_unsent_deltas_of_a_sequence_merge() -> None:
     outbox.add_delta(delta(A, 3, 10, logprobs=(first,)))
     outbox.add_delta(delta(B, 0, 20))
     outbox.add_delta(delta(A, 4, 11, 12, logprobs=(second, third), finish=FinishReason.STOP))
-    update = decode_step(await outbox.take(10))
+    update = decode_step(await outbox.take(10), {})
     whole = (first, second, third)
     assert set(update.deltas) == {
         delta(A, 3, 10, 11, 12, logprobs=whole, finish=FinishReason.STOP),
@@ -62,7 +62,7 @@ async def test_attempts_of_one_request_do_not_merge() -> None:
     outbox = Outbox()
     outbox.add_delta(delta(A, 0, 1))
     outbox.add_delta(delta(AttemptId("a", 1), 1, 2))
-    assert len(decode_step(await outbox.take(10)).deltas) == 2
+    assert len(decode_step(await outbox.take(10), {}).deltas) == 2
 
 
 @pytest.mark.parametrize("item", ["delta", "failure", "rejected"])

@@ -66,10 +66,10 @@ async def test_a_long_prompt_takes_several_messages_and_holds_up_no_tokens() -> 
     delta = TokenDelta(ID, 0, (7,))
     outbox.add_prompt_logprobs(scores(count))
     outbox.add_delta(delta)
-    first = decode_step(await outbox.take(10))
+    first = decode_step(await outbox.take(10), {})
     assert first.deltas == (delta,)
     assert not outbox.empty
-    second = decode_step(await outbox.take(10))
+    second = decode_step(await outbox.take(10), {})
     assert outbox.empty
     assert (await outbox.take(0.0)).ByteSize() == 0
     pieces = [*first.prompt_logprobs, *second.prompt_logprobs]

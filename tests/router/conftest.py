@@ -15,6 +15,7 @@ import uvicorn
 from checkpoint.chat_template import ChatTemplate
 from checkpoint.fake import write_fake_model
 from checkpoint.tokenizer import Tokenizer
+from deploy.connections import PromptHTTPProtocol
 from router.app import create_app
 from router.context import GatewayContext
 from router.metrics import RouterMetrics
@@ -120,7 +121,9 @@ async def server_url(context: GatewayContext) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
-            uvicorn.Config(create_app(context), log_level="warning", lifespan="off")
+            uvicorn.Config(
+                create_app(context), http=PromptHTTPProtocol, log_level="warning", lifespan="off"
+            )
         )
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:

@@ -19,7 +19,7 @@ from engine.types import (
     TokenDelta,
     TokenLogprobs,
 )
-from router.generation import NOT_URGENT
+from router.generation import NOT_URGENT, Tap
 from router.siblings import Siblings
 from router.urgency import Urgency
 
@@ -79,6 +79,8 @@ class ScriptedGenerator:
         """What the first delta of a call tells of its prompt."""
         self.prefill_s = 0.0
         self.calls: list[Call] = []
+        self.tapped = 0
+        """How many deltas were taken without being yielded."""
 
     @property
     def accepting(self) -> bool:
@@ -97,6 +99,7 @@ class ScriptedGenerator:
         begun: Callable[[], bool] = lambda: False,
         urgency: Urgency = NOT_URGENT,
         siblings: Siblings | None = None,
+        tap: Tap | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         call = Call(list(prompt), sampling, request_id, choice, begun(), urgency, siblings)
         self.calls.append(call)
@@ -123,7 +126,11 @@ class ScriptedGenerator:
                 if index == 0:
                     scores = prompt_scores(sequence, call.prompt, sampling.prompt_logprobs)
                     delta = delta._replace(prompt_logprobs=scores)
-                yield delta
+                if index and tap is not None and tap.take(delta):
+                    self.tapped += 1
+                    tap.write()
+                else:
+                    yield delta
                 index += len(tokens)
                 if finish is not None:
                     call.finished = True
