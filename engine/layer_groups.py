@@ -44,10 +44,7 @@ class LayerGroup:
 
     def most_seen(self, tokens: int, longest: int) -> int:
         """Blocks of a sequence of `longest` tokens that `tokens` of them, computed at once, see."""
-        whole = self.pool.blocks_for(longest)
-        if self.reach is None:
-            return whole
-        return min(whole, self.pool.blocks_for(self.reach + tokens - 2) + 1)
+        return most_seen(self.reach, self.pool.block_size, tokens, longest)
 
     def held(self, sequence: Sequence) -> np.ndarray:
         """The blocks that it owns, in token order."""
@@ -88,6 +85,14 @@ class LayerGroup:
         """Release all its blocks; it must forget its tables."""
         blocks = self.held(sequence).tolist()
         self.pool.release(blocks, sequence.last_step, exported=exported)
+
+
+def most_seen(reach: int | None, block_size: int, tokens: int, longest: int) -> int:
+    """See LayerGroup.most_seen."""
+    whole = -(-longest // block_size)
+    if reach is None:
+        return whole
+    return min(whole, -(-(reach + tokens - 2) // block_size) + 1)
 
 
 def layer_groups(
