@@ -198,7 +198,8 @@ class DecodeService:
             written.set_result(False)
             return written
         self._writes[write_id] = written
-        self._submit(WriteKV(write_id, sequence, chunk.start, chunk.stop, tuple(chunk.arrays)))
+        arrays = tuple(chunk.arrays)
+        self._submit(WriteKV(write_id, sequence, chunk.start, chunk.stop, arrays, chunk.windowed))
         return written
 
     async def close(self) -> None:

@@ -68,6 +68,8 @@ class WorkerHost:
         layout = KVLayout(
             built.limits.fingerprint,
             tuple(ArraySpec(a.name, a.dtype, a.layers, a.heads, a.width) for a in built.arrays),
+            built.windowed_layers,
+            built.reach,
         )
         self._engine = built.engine
         submit = self._engine.submit

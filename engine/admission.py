@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from engine.blocks import BlockPool
 from engine.exports import Exports
 from engine.growth import Growth
+from engine.layer_groups import LayerGroup
 from engine.limits import Limits
 from engine.reuse import Reuse
 from engine.sequence import Sequence
@@ -22,11 +22,16 @@ class Admission:
     """
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, exports: Exports, reuse: Reuse, growth: Growth
+        self,
+        limits: Limits,
+        groups: tuple[LayerGroup, ...],
+        exports: Exports,
+        reuse: Reuse,
+        growth: Growth,
     ) -> None:
         self.waiting = WaitingQueue()
         self._limits = limits
-        self._pool = pool
+        self._groups = groups
         self._exports = exports
         self._reuse = reuse
         self._growth = growth
@@ -47,8 +52,8 @@ class Admission:
             sequence, found = admissible
             self.waiting.remove(sequence)
             self._reuse.begin(sequence, found)
-            taken = self._pool.reserve(self._growth.first_blocks(sequence) - len(found))
-            sequence.blocks = np.array([*found, *taken], np.int32)
+            for group in self._groups:
+                self._reserve(sequence, group, found)
             sequence.slot = self._slots.pop()
             yield sequence
 
@@ -62,12 +67,15 @@ class Admission:
         refusal = self._limits.refusal(request)
         if refusal is not None:
             return refusal
-        needed = self._growth.most_blocks_together((*beside, Sequence.of(request)))
-        if needed > self._pool.num_blocks:
-            return (
-                f"{needed} KV blocks of {self._pool.block_size} tokens are needed, "
-                f"this worker has {self._pool.num_blocks}"
-            )
+        choices = [*beside, Sequence.of(request)]
+        for group in self._groups:
+            needed, pool = self._growth.most_blocks_together(choices, group), group.pool
+            if needed > pool.num_blocks:
+                return (
+                    f"{needed} KV blocks of {pool.block_size} tokens are needed, "
+                    f"this worker has {pool.num_blocks}"
+                    + (" for windowed layers" if group.index else "")
+                )
         return None
 
     def check_slots(self, taken: list[int]) -> None:
@@ -90,6 +98,19 @@ class Admission:
     def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
         if not sequence.decodes_here and self._exports.full:
             return False
-        evictable = self._pool.available - sum(map(self._pool.is_cached, found))
-        needed = self._growth.first_blocks(sequence) - len(found)
-        return needed + self._growth.headroom <= evictable
+        for group in self._groups:
+            pool = group.pool
+            evictable = pool.available - sum(map(pool.is_cached, found))
+            needed = len(self._growth.first_entries(sequence, group)) - len(found)
+            if needed + self._growth.headroom(group) > evictable:
+                return False
+        return True
+
+    def _reserve(self, sequence: Sequence, group: LayerGroup, found: list[int]) -> None:
+        """`found` is cached only where there is one group, all of whose blocks are kept."""
+        entries = self._growth.first_entries(sequence, group)
+        taken = group.pool.reserve(len(entries) - len(found))
+        if group.reach is not None:
+            sequence.given_back = entries.start
+        unseen = [0] * entries.start
+        sequence.tables[group.index] = np.array([*unseen, *found, *taken], np.int32)

@@ -77,19 +77,24 @@ def pack_batch(rows: Sequence[BatchRow], shape: ProgramShape) -> np.ndarray:
             for begin, row in zip(starts.tolist(), rows, strict=False)
             for place in range(len(row.targets))
         ]
-    for table, row in zip(tables, rows, strict=False):
-        table[: len(row.blocks)] = row.blocks
+    for each, row in zip(tables, rows, strict=False):
+        for table, blocks in zip(each, row.tables, strict=True):
+            table[: len(blocks)] = blocks
     return words
 
 
-def unpack_batch(words: Any, shape: ProgramShape) -> tuple[Batch, Any, PromptTargets]:
-    """The Batch, each row's slot [S], and the targets; see engine.kernels.batch.Batch.
+def unpack_batch(words: Any, shape: ProgramShape) -> tuple[tuple[Batch, ...], Any, PromptTargets]:
+    """The Batch of each layer group, which differ in their tables alone; each row's slot [S]; and
+    the targets. See engine.kernels.batch.Batch.
 
     A token below 0 is the one that was last sampled for the slot of its row.
     """
     counts, tokens, starts, kv_lens, slots, places, targets, tables = _batch_parts(words, shape)
-    batch = Batch(tokens, starts, tables, kv_lens, counts[0], counts[1], counts[2])
-    return batch, slots, PromptTargets(places, targets, counts[3])
+    batches = tuple(
+        Batch(tokens, starts, tables[:, group], kv_lens, counts[0], counts[1], counts[2])
+        for group in range(shape.groups)
+    )
+    return batches, slots, PromptTargets(places, targets, counts[3])
 
 
 def pack_sampling(rows: Sequence[BatchRow], seqs: int) -> np.ndarray:
@@ -138,7 +143,8 @@ def unpack_sampling(words: Any, seqs: int) -> tuple[RowParams, Any, Any]:
 
 
 def _batch_words(shape: ProgramShape) -> int:
-    return 5 + shape.tokens + shape.seqs * (3 + shape.blocks) + 2 * shape.targets
+    rows = shape.seqs * (3 + shape.groups * shape.blocks)
+    return 5 + shape.tokens + rows + 2 * shape.targets
 
 
 def _batch_parts(words: Any, shape: ProgramShape) -> tuple[Any, ...]:
@@ -148,4 +154,4 @@ def _batch_parts(words: Any, shape: ProgramShape) -> tuple[Any, ...]:
     sizes = (4, t, s + 1, s, s, n, n)
     ends = list(itertools.accumulate(sizes))
     parts = [words[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    return (*parts, words[ends[-1] :].reshape(s, b))
+    return (*parts, words[ends[-1] :].reshape(s, shape.groups, b))

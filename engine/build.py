@@ -17,7 +17,8 @@ from engine.batching import derive_limits
 from engine.block_hash import root_hash
 from engine.blocks import BlockPool
 from engine.engine import Engine
-from engine.kv_memory import KVNeeds, asks_device, choose_blocks, step_bytes
+from engine.kv_memory import asks_device, choose_blocks, size_text, step_bytes
+from engine.layer_needs import kv_needs, reach_of
 from engine.limits import Limits
 from engine.prefix_cache import PrefixCache
 from engine.programs import SCORED_TOKENS, Extent, Paddings, TooManyPrograms, program_shapes
@@ -25,7 +26,6 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import ModelLimits, Role
 from settings.config import (
-    GIB,
     BatchSizes,
     EngineConfig,
     ModelConfig,
@@ -59,7 +59,8 @@ class KVArray:
 class BuiltEngine:
     """An engine and what others must know of it. `runner` is to be warmed up.
 
-    `devices` are the engine's, in the order of its mesh; none for the fake model.
+    `devices` are the engine's, in the order of its mesh; none for the fake model. Of
+    `windowed_layers` the KV of what no query sees any more is not kept, but where `reach` is None.
     """
 
     engine: Engine
@@ -68,6 +69,8 @@ class BuiltEngine:
     arrays: tuple[KVArray, ...]
     chunk_tokens: int
     devices: tuple[Any, ...] = ()
+    windowed_layers: int = 0
+    reach: int | None = None
 
     @property
     def platform(self) -> str:
@@ -193,12 +196,9 @@ def _build_jax(
     token_bytes = sum(array.bytes_per_token for array in arrays)
     # What one device holds: its share of the heads, replicated and empty ones included.
     device_bytes = token_bytes // traits.kv_heads * placement.shard.kv_heads * config.block_size
-    needs = KVNeeds(
-        device_bytes,
-        _step_bytes(placement.shard, shapes, limits, token_bytes),
-        -(-(max_model_len - 1) // config.block_size),
-        max_model_len,
-    )
+    reach = reach_of(traits, config, max_model_len)
+    step = _step_bytes(placement.shard, shapes, limits, token_bytes)
+    needs = kv_needs(traits, reach, device_bytes, step, limits, sizes, config.block_size, roles)
     if not asks_device(devices[0], config):
         choose_blocks(devices[0], needs, config)  # what cannot be is told before minutes of loading
 
@@ -211,38 +211,52 @@ def _build_jax(
         params = loading.load_params(folder, placement, dtype, max_model_len, model.quantization)
         source = loading.weights_identity(folder)
 
-    blocks = choose_blocks(devices[0], needs, config)
+    blocks, windowed_blocks = choose_blocks(devices[0], needs, config)
     pool = BlockPool(blocks, config.block_size)
+    windowed = BlockPool(windowed_blocks, config.block_size) if needs.windowed else None
     runner = JaxRunner(
         params,
         placement,
-        PoolSpec(blocks, config.block_size, kv_dtype),
+        PoolSpec(blocks, config.block_size, kv_dtype, windowed_blocks or None),
         shapes,
         max_seqs=limits.max_seqs,
         max_model_len=max_model_len,
         chunk_tokens=_chunk_tokens(arrays),
     )
     log.info(
-        "KV cache: %d blocks of %d tokens, %d tokens, %.2f GiB as %s on each of %d devices",
+        "KV cache: %d blocks of %d tokens, %d tokens, %s as %s on each of %d devices",
         blocks,
         config.block_size,
         blocks * config.block_size,
-        blocks * device_bytes / GIB,
+        size_text(blocks * needs.pool.block_bytes),
         kv_dtype,
         len(devices),
     )
+    if needs.windowed is not None:
+        log.info(
+            "%d layers keep the last %d tokens alone, in %d blocks of their own, %s on each",
+            len(traits.windowed_layers),
+            reach,
+            windowed_blocks,
+            size_text(windowed_blocks * needs.windowed.block_bytes),
+        )
+    elif reach is not None:
+        log.info("all layers keep the last %d tokens alone", reach)
     numerics = f"{dtype}, KV {kv_dtype}, quantization {model.quantization}"
     if has_long_factors(traits, max_model_len):
         numerics += ", long rope factors"
     fingerprint = loading.fingerprint(checkpoint.raw, numerics, source)
     described = _model_limits(checkpoint, limits, pool, fingerprint)
+    cache = _cache(pool, config, sizes, described)
     return BuiltEngine(
-        Engine(Scheduler(limits, pool, _cache(pool, config, sizes, described)), runner),
+        Engine(Scheduler(limits, pool, cache, reach, windowed), runner),
         runner,
         described,
         arrays,
         _chunk_tokens(arrays),
         tuple(devices),
+        len(traits.windowed_layers),
+        reach,
     )
 
 

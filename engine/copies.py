@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from engine.events import Event, KVRead, KVWritten, ReadKV, WriteKV
+from engine.layer_groups import LayerGroup
 from engine.plan import ExportKV, ImportKV
 from engine.sequence import Sequence
 
@@ -18,8 +19,8 @@ class CopyQueue:
     A sequence must be dropped here before its blocks go back to the pool.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, groups: tuple[LayerGroup, ...]) -> None:
+        self._groups = groups
         self._reads: deque[tuple[ReadKV, Sequence]] = deque()
         self._writes: deque[tuple[WriteKV, Sequence]] = deque()
 
@@ -58,16 +59,20 @@ class CopyQueue:
         for _ in range(min(most, len(self._reads))):
             read, sequence = self._reads.popleft()
             sequence.last_step = step
-            slots = self._slots(sequence, read.start, read.stop)
-            yield ExportKV(read.read_id, read.start, read.stop, slots, read.on_device)
+            slots, windowed = self._slots(sequence, read)
+            yield ExportKV(
+                read.read_id, read.start, read.stop, slots, read.on_device, read.windowed, windowed
+            )
 
     def take_imports(self, most: int, step: int) -> Iterator[ImportKV]:
         """At most `most`, for step number `step`."""
         for _ in range(min(most, len(self._writes))):
             write, sequence = self._writes.popleft()
             sequence.last_step = step
-            slots = self._slots(sequence, write.start, write.stop)
-            yield ImportKV(write.import_id, write.start, slots, write.arrays)
+            slots, windowed = self._slots(sequence, write)
+            yield ImportKV(
+                write.import_id, write.start, slots, write.arrays, write.windowed, windowed
+            )
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError when a copy names a sequence that is not among `sequences`."""
@@ -75,9 +80,28 @@ class CopyQueue:
         for command, sequence in (*self._reads, *self._writes):
             assert id(sequence) in alive, f"{command} has no sequence any more"
 
-    def _slots(self, sequence: Sequence, start: int, stop: int) -> np.ndarray:
-        """Pool slots of tokens [start, stop): block * block_size + offset, int32."""
-        positions = np.arange(start, stop, dtype=np.int32)
-        return sequence.blocks[positions // self._block_size] * self._block_size + (
-            positions % self._block_size
+    def possible(self, command: ReadKV | WriteKV, sequence: Sequence) -> bool:
+        """Whether the sequence still has all the blocks that the command names."""
+        return all(
+            command.start // group.pool.block_size >= sequence.given_back
+            for group in self._named(command)
+            if group.reach is not None
         )
+
+    def _named(self, command: ReadKV | WriteKV) -> tuple[LayerGroup, ...]:
+        return self._groups if command.windowed else self._groups[:1]
+
+    def _slots(
+        self, sequence: Sequence, command: ReadKV | WriteKV
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Pool slots of the command's tokens, block * block_size + offset, int32; and those of
+        windowed layers in a pool of their own, if these are named."""
+        positions = np.arange(command.start, command.stop, dtype=np.int32)
+        slots: list[np.ndarray | None] = [
+            sequence.tables[group.index][positions // group.pool.block_size] * group.pool.block_size
+            + positions % group.pool.block_size
+            for group in self._named(command)
+        ]
+        first, second = (*slots, None)[:2]
+        assert first is not None
+        return first, second

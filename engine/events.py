@@ -36,7 +36,8 @@ class Abort:
 class ReadKV:
     """Read tokens [start, stop) of an exporting sequence; answered by KVRead.
 
-    As numpy arrays, or as arrays that stay on the devices if `on_device`.
+    As numpy arrays, or as arrays that stay on the devices if `on_device`. Without `windowed` those
+    of layers that see the whole context alone: others have given back what no later token sees.
     """
 
     read_id: int
@@ -44,6 +45,7 @@ class ReadKV:
     start: int
     stop: int
     on_device: bool = False
+    windowed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class ReleaseExport:
 class WriteKV:
     """Write KV of tokens [start, stop) of an importing sequence, none of them reused.
 
-    `arrays` must stay readable until KVWritten answers.
+    `arrays` must stay readable until KVWritten answers. Layers as of a ReadKV.
     """
 
     import_id: int
@@ -65,6 +67,7 @@ class WriteKV:
     start: int
     stop: int
     arrays: KVArrays
+    windowed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

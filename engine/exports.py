@@ -6,19 +6,20 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from engine.layer_groups import LayerGroup
 from engine.sequence import Sequence, SequenceState
 
 
 class Exports:
     """By transfer id, from the prefill's admission until its KV has been fetched.
 
-    Another is admitted while they hold less than `most_blocks`, which they exceed by one prompt
-    at most. What they hold comes back as readers fetch it, which no admission here can hold up:
-    so whatever waits for that is admitted in the end.
+    Another is admitted while they hold less than `fraction` of each pool, which they exceed by one
+    prompt at most. What they hold comes back as readers fetch it, which no admission here can hold
+    up: so whatever waits for that is admitted in the end.
     """
 
-    def __init__(self, most_blocks: int) -> None:
-        self._most_blocks = most_blocks
+    def __init__(self, groups: tuple[LayerGroup, ...], fraction: float) -> None:
+        self._most_blocks = [(each, int(fraction * each.pool.num_blocks)) for each in groups]
         self._sequences: dict[bytes, Sequence] = {}
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -37,11 +38,17 @@ class Exports:
     @property
     def full(self) -> bool:
         """No prefill may be admitted beside these."""
-        if not self._sequences or sum(len(s.blocks) for s in self) < self._most_blocks:
+        return bool(self._sequences) and any(
+            self._hold(group, most) for group, most in self._most_blocks
+        )
+
+    def _hold(self, group: LayerGroup, blocks: int) -> bool:
+        """Whether they have so many blocks of a group."""
+        held = [group.held(sequence) for sequence in self]
+        if sum(map(len, held)) < blocks:
             return False
         # Blocks that several of them share count once.
-        held = np.unique(np.concatenate([s.blocks for s in self]))
-        return len(held) >= self._most_blocks
+        return len(np.unique(np.concatenate(held))) >= blocks
 
     def check_owners(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError when they are not those of `sequences` that export KV."""

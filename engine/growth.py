@@ -5,21 +5,23 @@ its longest answer may take. When one needs another block and there is none, the
 attempt, and of equals the youngest, is preempted: its sequences lose all that they have here, and
 its router has them computed again, from prompt and tokens so far, on a prefill worker.
 
-The oldest of the most important is never preempted, and each can have all the blocks of the pool
-but those exported. So it always comes to its end, whatever else there is, and then the next one.
-An attempt is as old as the first of its sequences.
+The oldest of the most important is never preempted, and each can have all the blocks of a pool but
+those exported. So it always comes to its end, whatever else there is, and then the next one. An
+attempt is as old as the first of its sequences.
+
+Windowed layers need no more blocks for a long sequence than for their window. While its prompt is
+computed a sequence gives none of them back, but uses them again, so that it needs none either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from engine.blocks import BlockPool
+from engine.layer_groups import LayerGroup, all_kept
 from engine.limits import Limits
 from engine.sequence import Sequence, SequenceState
-from engine.types import AttemptId
+from engine.types import AttemptId, Role
 
 SPARE_BLOCKS = 1
 """What a sequence begins with beside the blocks of its tokens, to be decoding for a while."""
@@ -28,9 +30,10 @@ SPARE_BLOCKS = 1
 class Growth:
     """The sequences that decode here or will, from their admission to their end."""
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    def __init__(self, limits: Limits, groups: tuple[LayerGroup, ...]) -> None:
         self._max_model_len = limits.max_model_len
-        self._pool = pool
+        self._max_batch_tokens = limits.max_batch_tokens
+        self._groups = groups
         # As the queue has them: by priority, lower first, and of equals the oldest first.
         self._running: dict[Sequence, None] = {}
 
@@ -48,36 +51,39 @@ class Growth:
         """Idempotent."""
         self._running.pop(sequence, None)
 
-    def most_blocks(self, sequence: Sequence) -> int:
-        """Blocks for all the tokens whose KV this worker may have to hold for it."""
-        tokens = len(sequence.tokens)
-        if sequence.decodes_here:
-            # The KV of the very last token is never needed.
-            tokens = max(sequence.most_tokens(self._max_model_len) - 1, tokens)
-        return self._pool.blocks_for(tokens)
+    def most_blocks(self, sequence: Sequence, group: LayerGroup) -> int:
+        """Blocks for all the KV that this worker may have to hold for it at once."""
+        computes = Role.PREFILL in sequence.request.roles
+        at_once = self._max_batch_tokens if computes else 1
+        return group.most_seen(at_once, self._longest(sequence))
 
-    def most_blocks_together(self, sequences: Iterable[Sequence]) -> int:
-        """The same for all choices of an attempt; what the choices of a group share counts once."""
-        needed, groups = 0, set[bytes]()
+    def first_entries(self, sequence: Sequence, group: LayerGroup) -> range:
+        """The entries of its table that it begins with."""
+        tokens = len(sequence.tokens)
+        computes = Role.PREFILL in sequence.request.roles
+        begin = 0 if computes else group.first_seen(tokens)
+        most = begin + self.most_blocks(sequence, group)
+        return range(begin, min(most, group.pool.blocks_for(tokens) + SPARE_BLOCKS))
+
+    def most_blocks_together(self, sequences: Iterable[Sequence], group: LayerGroup) -> int:
+        """The same for all choices of an attempt; what those of a prompt share counts once."""
+        needed, prompts = 0, set[bytes]()
         for sequence in sequences:
             request = sequence.request
-            needed += self.most_blocks(sequence)
-            if request.group in groups:
-                needed -= len(request.prompt) // self._pool.block_size
-            elif request.group:
-                groups.add(request.group)
+            needed += self.most_blocks(sequence, group)
+            if request.group in prompts:
+                needed -= len(request.prompt) // group.pool.block_size
+            elif request.group and all_kept(self._groups):
+                prompts.add(request.group)
         return needed
 
-    def first_blocks(self, sequence: Sequence) -> int:
-        """Blocks that it begins with."""
-        first = self._pool.blocks_for(len(sequence.tokens)) + SPARE_BLOCKS
-        return min(self.most_blocks(sequence), first)
-
-    @property
-    def headroom(self) -> int:
+    def headroom(self, group: LayerGroup) -> int:
         """Blocks that are not for others to begin with, as those that decode need them soon."""
         return sum(
-            max(self._lacks(s), len(s.blocks) < self.most_blocks(s))
+            max(
+                self._lacks(s, group),
+                len(group.held(s)) < group.most_seen(1, self._longest(s)),
+            )
             for s in self._running
             if self._decodes(s)
         )
@@ -89,13 +95,23 @@ class Growth:
         are exported. `preempt` is called with a sequence of each attempt that loses its blocks,
         and ends that attempt.
         """
-        ready, wanted = list[Sequence](), 0
-        for sequence in tuple(self._running):
-            if sequence not in self._running or not self._decodes(sequence):
+        ready = [sequence for sequence in self._running if self._decodes(sequence)]
+        for group in self._groups:
+            ready = self._grow(group, ready, preempt)
+        return ready
+
+    def _grow(
+        self, group: LayerGroup, decoding: list[Sequence], preempt: Callable[[Sequence], None]
+    ) -> list[Sequence]:
+        """See `grow`; those of `decoding` that have their blocks of one group."""
+        ready, wanted, pool = list[Sequence](), 0, group.pool
+        for sequence in decoding:
+            if sequence not in self._running:
                 continue
-            lacks = self._lacks(sequence)
+            lacks = group.reuse(sequence, sequence.scheduled, sequence.length)
+            group.give_back(sequence, sequence.scheduled)
             wanted += lacks
-            while lacks and self._short_of(wanted) and sequence in self._running:
+            while lacks and _short_of(pool, wanted) and sequence in self._running:
                 youngest = self._youngest()
                 if youngest is None:
                     break  # what it lacks is exported, and comes back by itself
@@ -104,10 +120,9 @@ class Growth:
                 wanted -= lacks
             elif not lacks:
                 ready.append(sequence)
-            elif wanted <= self._pool.available:
+            elif wanted <= pool.available:
                 wanted -= lacks
-                taken = np.array(self._pool.reserve(lacks), np.int32)
-                sequence.blocks = np.concatenate([sequence.blocks, taken])
+                group.extend(sequence, pool.reserve(lacks))
                 ready.append(sequence)
         # One that had got its blocks may have gone since, with another of its attempt.
         return [sequence for sequence in ready if sequence in self._running]
@@ -125,15 +140,25 @@ class Growth:
             firsts.setdefault(sequence.id.attempt, sequence)
         return next(reversed(firsts.values())) if len(firsts) > 1 else None
 
-    def _short_of(self, blocks: int) -> bool:
-        """So many will not be there even when the steps under way have ended."""
-        return blocks > self._pool.available + self._pool.retired
-
     def _decodes(self, sequence: Sequence) -> bool:
         """In the next step, that is: none under way samples the last token it may have."""
         most = sequence.most_tokens(self._max_model_len)
         return sequence.state is SequenceState.DECODING and sequence.length < most
 
-    def _lacks(self, sequence: Sequence) -> int:
+    def _lacks(self, sequence: Sequence, group: LayerGroup) -> int:
         """Blocks that its next row names, and that it does not have."""
-        return max(0, self._pool.blocks_for(sequence.length) - len(sequence.blocks))
+        table = sequence.tables[group.index]
+        return max(0, group.pool.blocks_for(sequence.length) - len(table))
+
+    def _longest(self, sequence: Sequence) -> int:
+        """Tokens whose KV this worker may have to hold for it."""
+        tokens = len(sequence.tokens)
+        if sequence.decodes_here:
+            # The KV of the very last token is never needed.
+            tokens = max(sequence.most_tokens(self._max_model_len) - 1, tokens)
+        return tokens
+
+
+def _short_of(pool: BlockPool, blocks: int) -> bool:
+    """So many will not be there even when the steps under way have ended."""
+    return blocks > pool.available + pool.retired

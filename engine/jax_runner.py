@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,11 +44,16 @@ BLOCK_COPIES = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """The KV pool of one engine. `dtype` is that of K and V, however they are stored."""
+    """The KV pool of one engine. `dtype` is that of K and V, however they are stored.
+
+    `windowed_blocks`: those of a pool of their own for the windowed layers, in a model that has
+    others as well; None: all layers have the one pool.
+    """
 
     num_blocks: int
     block_size: int
     dtype: Any
+    windowed_blocks: int | None = None
 
 
 class JaxRunner:
@@ -76,7 +81,13 @@ class JaxRunner:
         """
         traits, mesh = placement.traits, placement.mesh
         self._params = params
-        self._shapes = shapes
+        whole, windowed = len(traits.whole_layers), len(traits.windowed_layers)
+        self._mixed = bool(whole and windowed)
+        sizes = [(traits.layers, pool.num_blocks)]
+        if pool.windowed_blocks is not None:
+            assert self._mixed, "all layers are of one kind"
+            sizes = [(whole, pool.num_blocks), (windowed, pool.windowed_blocks)]
+        self._shapes = tuple(replace(shape, groups=len(sizes)) for shape in shapes)
         self._block_size = pool.block_size
         self._num_blocks = pool.num_blocks
         self._num_slots = pool.num_blocks * pool.block_size
@@ -84,13 +95,13 @@ class JaxRunner:
         self._count_tokens = max_model_len
         self._dtype = jnp.dtype(pool.dtype)
         storage = placement.kernels.pool_dtype(self._dtype)
-        shape = (
-            traits.layers, pool.num_blocks, pool.block_size, placement.pool_heads, traits.head_dim
-        )  # fmt: skip
-        zeros = partial(jnp.zeros, shape, storage, device=sharding_of(POOL_AXES, mesh))
-        self._pools = jax.block_until_ready(KVPools(zeros(), zeros()))
+        token = (pool.block_size, placement.pool_heads, traits.head_dim)
+        zeros = partial(jnp.zeros, dtype=storage, device=sharding_of(POOL_AXES, mesh))
+        shaped = [(layers, blocks, *token) for layers, blocks in sizes]
+        self._pools = jax.block_until_ready(tuple(KVPools(zeros(s), zeros(s)) for s in shaped))
         for each in self._pools:
-            placement.kernels.settle(each)
+            for array in each:
+                placement.kernels.settle(array)
         replicated = sharding_of((None, None), mesh)
         self._counts = jnp.zeros((max_seqs, traits.vocab), jnp.int32, device=replicated)
         entries = (max_seqs, sampling.BIASES)
@@ -100,17 +111,25 @@ class JaxRunner:
         )
         self._last_tokens = jnp.zeros(max_seqs, jnp.int32, device=sharding_of((None,), mesh))
         self._compiles = CompileCounter()
-        self._programs = StepPrograms(placement, params, placement.dtype, self._dtype)
+        self._programs = StepPrograms(
+            placement, params, placement.dtype, self._dtype, len(self._pools)
+        )
 
     def warm_up(self) -> None:
         """Compile and run every program once, on no live rows."""
         for shape in progress(self._shapes, "warm-up: programs", log):
             self._run_rows((), shape)
         nowhere, none = np.zeros(self._chunk_tokens, np.int32), np.int32(0)
-        exported = self._programs.export_kv(self._pools, nowhere, none)
-        for chunk in exported, jax.device_get(exported):  # two programs to jax
-            self._pools = self._programs.import_kv(self._pools, nowhere, none, chunk)
-        self._run_copy_blocks(CopyBlocks((), ()))
+        two = len(self._pools) > 1
+        for windowed in (True, False) if self._mixed else (True,):
+            slots = (nowhere,) * (1 + (two and windowed))
+            exported = self._programs.export_kv(self._pools, slots, none, windowed=windowed)
+            if not windowed and not two:
+                continue  # it is other engines that have no use for the rest
+            for chunk in exported, jax.device_get(exported):  # two programs to jax
+                self._pools = self._programs.import_kv(self._pools, slots, none, chunk)
+        if not two:
+            self._run_copy_blocks(CopyBlocks((), ()))
         self._run_load_counts(LoadTokenCounts(0, (), ()))
         self._run_load_biases(LoadBiases(0, (), ()))
         self.wait()
@@ -180,20 +199,22 @@ class JaxRunner:
 
     # ---- copies ----
 
-    def _padded_slots(self, slots: np.ndarray) -> np.ndarray:
-        padded = np.zeros(self._chunk_tokens, np.int32)
-        padded[: len(slots)] = slots
-        return padded
+    def _slots(self, entry: ExportKV | ImportKV) -> tuple[np.ndarray, ...]:
+        """Padded, for each pool that holds some of the entry's layers."""
+        given = (entry.slots, entry.windowed_slots)
+        padding = self._chunk_tokens - len(entry.slots)
+        return tuple(np.pad(slots, (0, padding)) for slots in given if slots is not None)
 
     def _run_export(self, entry: ExportKV) -> KVArrays:
         count = np.int32(entry.stop - entry.start)
-        return self._programs.export_kv(self._pools, self._padded_slots(entry.slots), count)
+        return self._programs.export_kv(
+            self._pools, self._slots(entry), count, windowed=entry.windowed
+        )
 
     def _run_import(self, entry: ImportKV) -> None:
         count = np.int32(len(entry.slots))
         chunk = tuple(self._whole(array) for array in entry.arrays)
-        slots = self._padded_slots(entry.slots)
-        self._pools = self._programs.import_kv(self._pools, slots, count, chunk)
+        self._pools = self._programs.import_kv(self._pools, self._slots(entry), count, chunk)
 
     def _whole(self, array: Any) -> Any:
         """One whole chunk, on this engine's devices or the host, ready to be imported."""

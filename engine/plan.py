@@ -45,6 +45,8 @@ class BatchRow:
         tokens: tokens to compute, at positions [start, stop); LAST_SAMPLED stands for one
             that the host has not read back yet.
         blocks: block table, int32; covers at least `stop` tokens, and does not change.
+        windowed_blocks: the same of the windowed layers where they have blocks of their own; see
+            engine.layer_groups.
         slot: row of the state that a sequence has on the devices: its penalty counts, its
             biases and the token last sampled.
         sampling: None when no token is to be sampled (more of the prompt is to come).
@@ -60,6 +62,13 @@ class BatchRow:
     sampling: RowSampling | None
     targets: tuple[int, ...] = ()
     top_targets: int = 0
+    windowed_blocks: np.ndarray | None = None
+
+    @property
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """The block tables, one per layer group."""
+        more = self.windowed_blocks
+        return (self.blocks,) if more is None else (self.blocks, more)
 
     @property
     def stop(self) -> int:
@@ -95,8 +104,10 @@ class LoadBiases:
 class ExportKV:
     """Copy KV of tokens [start, stop) out of the pool, into a buffer of its own.
 
-    `slots[i]` is the place (block * block_size + offset) of token start + i. The copy is a
-    numpy array, or stays where the pool is if `on_device`.
+    `slots[i]` is the place (block * block_size + offset) of token start + i, `windowed_slots[i]`
+    that of the windowed layers' where they have blocks of their own. Only the layers that see the
+    whole context are copied unless `windowed`. The copy is a numpy array, or stays where the pool
+    is if `on_device`.
     """
 
     read_id: int
@@ -104,11 +115,13 @@ class ExportKV:
     stop: int
     slots: np.ndarray  # int32 [stop - start]
     on_device: bool = False
+    windowed: bool = True
+    windowed_slots: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImportKV:
-    """Copy KV of tokens [start, start + n) into the pool.
+    """Copy KV of tokens [start, start + n) into the pool; slots and layers as of an ExportKV.
 
     Numpy `arrays` are read before the step that holds this entry returns, not after. Those on
     devices are this process's, and may be on others than the pool's.
@@ -118,11 +131,15 @@ class ImportKV:
     start: int
     slots: np.ndarray  # int32 [n]
     arrays: KVArrays
+    windowed: bool = True
+    windowed_slots: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
     """Copy whole KV blocks within the pool: sources[i] to targets[i], in every layer.
+
+    To be used only where all layers have one pool.
 
     No block is both a source and a target.
     """

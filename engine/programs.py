@@ -21,11 +21,15 @@ class TooManyPrograms(ValueError):
 
 @dataclass(frozen=True, order=True, slots=True)
 class ProgramShape:
-    """One compiled program: `tokens` flat tokens of `seqs` rows with `blocks` table entries."""
+    """One compiled program: `tokens` flat tokens of `seqs` rows with `blocks` table entries.
+
+    Each row has a block table for each of so many layer `groups`.
+    """
 
     tokens: int
     seqs: int
     blocks: int
+    groups: int = 1
 
     @property
     def targets(self) -> int:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from engine.blocks import BlockPool
+from engine.layer_groups import LayerGroup
 from engine.sequence import Sequence, SequenceState
 from engine.under_way import StepsUnderWay
 
 
 def check_blocks(
-    sequences: Collection[Sequence], pool: BlockPool, under_way: StepsUnderWay
+    sequences: Collection[Sequence], groups: tuple[LayerGroup, ...], under_way: StepsUnderWay
 ) -> None:
-    """Raise AssertionError when a block is lost, or owned by another than the pool says."""
-    running: list[int] = []
-    exported: list[int] = []
-    for sequence in sequences:
-        target = exported if sequence.state is SequenceState.EXPORTED else running
-        target.extend(sequence.blocks.tolist())
-        if sequence.state is SequenceState.WAITING:
-            assert not len(sequence.blocks), f"{sequence.id} waits and owns blocks"
-        else:
-            held = len(sequence.blocks) * pool.block_size
-            assert sequence.scheduled <= held, f"{sequence.id} has KV outside its blocks"
-    pool.check_invariants(running, exported, under_way.blocks(pool.block_size))
+    """Raise AssertionError when a block is lost, or owned by another than its pool says."""
+    for group in groups:
+        running: list[int] = []
+        exported: list[int] = []
+        for sequence in sequences:
+            target = exported if sequence.state is SequenceState.EXPORTED else running
+            target.extend(group.held(sequence).tolist())
+            table = sequence.tables[group.index]
+            if sequence.state is SequenceState.WAITING:
+                assert not len(table), f"{sequence.id} waits and owns blocks"
+            else:
+                there = len(table) * group.pool.block_size
+                assert sequence.scheduled <= there, f"{sequence.id} has KV outside its blocks"
+        group.pool.check_invariants(running, exported, under_way.blocks(group))
     under_way.check_sequences(sequences)
 
 

@@ -1,9 +1,9 @@
 """What sequences take from the prefix cache, and what they leave in it. Plain Python, no jax.
 
-The choices of one prompt (SequenceRequest.group) share its blocks always. Without a prefix cache
-they are named under a root of their group alone, so that nobody else finds them or is told of
-them. Those that the group has left are not freed at once, but cached, and evicted when their room
-is wanted: a choice that is tried again finds them.
+The choices of one prompt (SequenceRequest.group) share its blocks, unless windowed layers give them
+back. Without a prefix cache they are named under a root of their group alone, so that nobody else
+finds them or is told of them. Those that the group has left are not freed at once, but cached, and
+evicted when their room is wanted: a choice that is tried again finds them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from engine.types import Role
 class Reuse:
     """Between the scheduler's sequences and the cache; without one, only siblings share."""
 
-    def __init__(self, cache: PrefixCache | None, pool: BlockPool) -> None:
+    def __init__(self, cache: PrefixCache | None, pool: BlockPool, *, siblings: bool) -> None:
+        """`siblings`: the choices of a prompt share its blocks without a prefix cache too."""
         self._public = cache is not None
+        self._siblings = siblings
         self._cache = cache or PrefixCache(pool, root_hash(b""), pool.block_size)
         self._block_size = pool.block_size
         self.queries = 0
@@ -103,7 +105,7 @@ class Reuse:
         self._cache.check_invariants(owners)
 
     def _shares(self, sequence: Sequence) -> bool:
-        return self._public or bool(sequence.request.group)
+        return self._public or (self._siblings and bool(sequence.request.group))
 
     def _name(self, sequence: Sequence) -> None:
         prefix = sequence.prefix

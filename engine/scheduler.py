@@ -27,6 +27,7 @@ from engine.events import (
 )
 from engine.exports import Exports
 from engine.growth import Growth
+from engine.layer_groups import all_kept, layer_groups
 from engine.limits import Limits
 from engine.plan import (
     LAST_SAMPLED,
@@ -43,7 +44,7 @@ from engine.prefill_order import PrefillQueue
 from engine.prefix_cache import PrefixCache
 from engine.recount import check_blocks, check_queue
 from engine.reuse import Reuse
-from engine.sequence import Sequence, SequenceState, no_blocks
+from engine.sequence import Sequence, SequenceState, no_tables
 from engine.slot_loads import biases_at, slot_loads
 from engine.types import (
     AttemptId,
@@ -68,12 +69,26 @@ IMPORTS_PER_BUSY_STEP = 2
 class Scheduler:
     """Owns the sequences and the block pool. Not thread safe: the engine thread's alone."""
 
-    def __init__(self, limits: Limits, pool: BlockPool, cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        cache: PrefixCache | None = None,
+        reach: int | None = None,
+        windowed: BlockPool | None = None,
+    ) -> None:
         """A scheduler without sequences; `cache` is of the pool's blocks.
 
+        Args:
+            reach: of the layers of the pool `windowed`, or without one of all layers; None: some
+                see the whole context, or are to keep the KV of all of it.
+
         Raises:
-            ValueError: decoding sequences could fill every step, and no prompt be computed.
+            ValueError: decoding sequences could fill every step, and no prompt be computed. Or
+                a cache would lack what windowed layers give back.
         """
+        if cache is not None and reach is not None:
+            raise ValueError("a prefix cache needs the KV that windowed layers give back")
         if limits.max_batch_tokens <= limits.max_seqs:
             raise ValueError(
                 f"max_batch_tokens={limits.max_batch_tokens} leaves no room for prompts beside "
@@ -81,14 +96,15 @@ class Scheduler:
             )
         self.limits = limits
         self.pool = pool
+        self._groups = layer_groups(pool, reach, windowed)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._prefilling = PrefillQueue(limits)
         self._decoding: dict[SequenceId, Sequence] = {}
-        self._exports = Exports(int(limits.max_exported_fraction * pool.num_blocks))
-        self._reuse = Reuse(cache, pool)
-        self._growth = Growth(limits, pool)
-        self._admission = Admission(limits, pool, self._exports, self._reuse, self._growth)
-        self._copies = CopyQueue(pool.block_size)
+        self._exports = Exports(self._groups, limits.max_exported_fraction)
+        self._reuse = Reuse(cache, pool, siblings=all_kept(self._groups))
+        self._growth = Growth(limits, self._groups)
+        self._admission = Admission(limits, self._groups, self._exports, self._reuse, self._growth)
+        self._copies = CopyQueue(self._groups)
         self._fresh_slots: list[Sequence] = []
         self._under_way = StepsUnderWay()
         self._events: list[Event] = []
@@ -123,7 +139,11 @@ class Scheduler:
 
     def read(self, command: ReadKV) -> None:
         sequence = self._exports.get(command.transfer_id)
-        if sequence is None or not 0 <= command.start < command.stop <= sequence.computed:
+        if (
+            sequence is None
+            or not 0 <= command.start < command.stop <= sequence.computed
+            or not self._copies.possible(command, sequence)
+        ):
             self._events.append(KVRead(command.read_id, None))
         else:
             self._copies.read(command, sequence)
@@ -134,6 +154,7 @@ class Scheduler:
             sequence is None
             or sequence.state is not SequenceState.IMPORTING
             or not sequence.reused <= command.start < command.stop <= len(sequence.tokens)
+            or not self._copies.possible(command, sequence)
         ):
             self._events.append(KVWritten(command.import_id, ok=False))
         else:
@@ -215,7 +236,8 @@ class Scheduler:
     def commit(self, outcome: StepOutcome) -> None:
         """Take in what the devices answered to the first of the steps under way."""
         step = self._under_way.pop()
-        self.pool.finished(step.number)
+        for group in self._groups:
+            group.pool.finished(step.number)
         for entry in step.plan.entries:
             if isinstance(entry, ExportKV):
                 arrays = outcome.exported[entry.read_id]
@@ -239,7 +261,8 @@ class Scheduler:
         """Blocks are counted at their owners: one that has got lost is missing in the sum."""
         waiting = self._admission.waiting
         uncomputed = (len(s.tokens) - s.computed for s in (*waiting, *self._prefilling))
-        owned = sum(len(s.blocks) for s in self._sequences.values()) - self.pool.shares
+        held = self._groups[0].held
+        owned = sum(len(held(s)) for s in self._sequences.values()) - self.pool.shares
         return Load(
             waiting=len(waiting),
             running=self._admission.taken_slots,
@@ -261,7 +284,7 @@ class Scheduler:
             AssertionError: something is lost, owned twice or in two places.
         """
         sequences = self._sequences.values()
-        check_blocks(sequences, self.pool, self._under_way)
+        check_blocks(sequences, self._groups, self._under_way)
         check_queue(sequences, SequenceState.WAITING, self._admission.waiting)
         check_queue(sequences, SequenceState.PREFILLING, self._prefilling)
         check_queue(sequences, SequenceState.DECODING, self._decoding.values())
@@ -319,8 +342,9 @@ class Scheduler:
         self._admission.free_slot(sequence)
         self._reuse.end(sequence)
         exported = sequence.state is SequenceState.EXPORTED
-        self.pool.release(sequence.blocks.tolist(), sequence.last_step, exported=exported)
-        sequence.blocks = no_blocks()
+        for group in self._groups:
+            group.release(sequence, exported=exported)
+        sequence.tables, sequence.given_back = no_tables(), 0
         sequence.enter(SequenceState.ENDED)
         del self._sequences[sequence.id]
 
@@ -330,6 +354,8 @@ class Scheduler:
         rows: list[_Row] = []
         for sequence, count in self._prefilling.shares(budget):
             stop = sequence.scheduled + count
+            for group in self._groups:
+                group.reuse(sequence, sequence.scheduled, stop)
             rows.append(self._row(sequence, stop))
             if stop == len(sequence.tokens) and sequence.decodes_here:
                 self._prefilling.remove(sequence)
@@ -340,7 +366,8 @@ class Scheduler:
         """Compute tokens [sequence.scheduled, stop), and sample if they are all there are."""
         start, choose = sequence.scheduled, None
         tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
-        blocks = sequence.blocks[: self.pool.blocks_for(stop)]
+        covering = self.pool.blocks_for(stop)
+        tables = [sequence.tables[group.index][:covering] for group in self._groups]
         if stop == sequence.length:
             biases = biases_at(sequence, stop)
             choose = RowSampling(sequence.sampling, sequence.id.choice, stop, biases)
@@ -350,8 +377,9 @@ class Scheduler:
         best = sequence.sampling.prompt_logprobs
         targets = () if best is None else sequence.request.prompt[start + 1 : stop + 1]
         row = BatchRow(
-            sequence.id, tokens, start, blocks, sequence.slot, choose, targets, best or 0
-        )
+            sequence.id, tokens, start, tables[0], sequence.slot, choose, targets, best or 0,
+            tables[1] if len(tables) > 1 else None,
+        )  # fmt: skip
         return row, sequence
 
     # ---- results ----
@@ -395,6 +423,8 @@ class Scheduler:
 
     def _park(self, sequence: Sequence) -> None:
         """Keep a prefilled sequence's blocks for its reader, and nothing else."""
+        for group in self._groups:
+            group.give_back(sequence, sequence.computed)
+            group.pool.export(group.held(sequence).tolist())
         sequence.enter(SequenceState.EXPORTED)
-        self.pool.export(sequence.blocks.tolist())
         self._admission.free_slot(sequence)

@@ -36,8 +36,9 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
-def no_blocks() -> np.ndarray:
-    return np.empty(0, np.int32)
+def no_tables() -> list[np.ndarray]:
+    """As many as there can be layer groups."""
+    return [np.empty(0, np.int32)] * 2
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,10 @@ class Sequence:
         scheduled: it is, or will be when the dispatched steps have run; counts unread tokens.
         unread: tokens that dispatched steps sample, and that are not in `tokens` yet.
         last_step: number of the last dispatched step that names its blocks.
-        blocks: block table, int32, in token order; empty unless it owns blocks. Steps that are
-            under way hold views of it: it is replaced, never changed.
+        tables: the block table of each layer group, int32, in token order; empty unless it owns
+            blocks. Steps that are under way hold views of them: they are replaced, never changed.
+        given_back: so many leading entries of a windowed table are its own no more; see
+            engine.layer_groups.
         slot: row of the per-sequence state on the devices, -1 without one.
         admitted: time.monotonic() when it left the queue.
         reused: tokens whose KV it found here when it was admitted.
@@ -66,7 +69,8 @@ class Sequence:
     scheduled: int = 0
     unread: int = 0
     last_step: int = 0
-    blocks: np.ndarray = field(default_factory=no_blocks)
+    tables: list[np.ndarray] = field(default_factory=no_tables)
+    given_back: int = 0
     slot: int = -1
     admitted: float = 0.0
     reused: int = 0
@@ -76,6 +80,15 @@ class Sequence:
     @classmethod
     def of(cls, request: SequenceRequest) -> Sequence:
         return cls(request, list(request.known_tokens))
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """The block table of the first layer group, which is the only one in most models."""
+        return self.tables[0]
+
+    @blocks.setter
+    def blocks(self, table: np.ndarray) -> None:
+        self.tables[0] = table
 
     @property
     def id(self) -> SequenceId:

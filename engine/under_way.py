@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from engine.layer_groups import LayerGroup
 from engine.plan import BatchRow, ExportKV, ImportKV, RunBatch, StepPlan
 from engine.sequence import Sequence
 
@@ -46,15 +47,18 @@ class StepsUnderWay:
         """
         return self._steps.popleft()
 
-    def blocks(self, block_size: int) -> set[int]:
-        """All that they name."""
+    def blocks(self, group: LayerGroup) -> set[int]:
+        """All blocks of a group that they see."""
         named: set[int] = set()
         for step in self._steps:
             for entry in step.plan.entries:
                 if isinstance(entry, (ExportKV, ImportKV)):
-                    named.update((entry.slots // block_size).tolist())
+                    slots = entry.windowed_slots if group.index else entry.slots
+                    if slots is not None:
+                        named.update((slots // group.pool.block_size).tolist())
             for row, _ in step.rows:
-                named.update(row.blocks.tolist())
+                seen = row.tables[group.index][group.first_seen(row.start) :]
+                named.update(seen.tolist())
         return named
 
     def check_sequences(self, sequences: Iterable[Sequence]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvtransfer.layout import ALL_LAYERS
+
 
 class Chunk:
-    """KV of tokens [start, stop).
+    """KV of tokens [start, stop), of all layers if `windowed`, else of those alone that see the
+    whole context.
 
     `arrays` are read-only, one [layers, stop-start, heads, width] per `ArraySpec`, and may be
     views of shared memory that the source writes again: valid until `release()` or the
@@ -17,11 +20,17 @@ class Chunk:
     """
 
     def __init__(
-        self, start: int, stop: int, arrays: list[Any], on_release: Callable[[Chunk], None]
+        self,
+        start: int,
+        stop: int,
+        arrays: list[Any],
+        on_release: Callable[[Chunk], None],
+        group: int = ALL_LAYERS,
     ) -> None:
         self.start = start
         self.stop = stop
         self.arrays = arrays
+        self.windowed = group == ALL_LAYERS
         self._on_release: Callable[[Chunk], None] | None = on_release
 
     def release(self) -> None:

@@ -119,7 +119,8 @@ class Fetch:
     async def chunks(self, from_token: int | None = None) -> AsyncIterator[Chunk]:
         """The transfer's chunks in order; the first iteration tells the source to send.
 
-        They cover exactly [from_token, total); `from_token` replaces what `fetch` was given
+        They cover exactly [from_token, total), but for windowed layers' tokens that no later one
+        sees (`KVLayout.group_at`); `from_token` replaces what `fetch` was given
         (a cached prefix may have changed meanwhile). They may arrive before prefill has
         ended. Each must be released; with `window` of them unreleased no more come. Can be
         iterated once, after `admitted`.
@@ -132,6 +133,9 @@ class Fetch:
         self._say(Pull(self._expected))
         if self._watch.failure is None:
             self._counts.skipped_tokens += self._expected
+        if self._admitted is not None:
+            handed = self._layout.handed_from(self._admitted.tokens)
+            self._expected = max(self._expected, handed)
         self._pulled_at = time.monotonic()
         while True:
             try:
@@ -328,7 +332,7 @@ class Fetch:
         self._expected = chunk.stop
         self._moved = True
         self._counts.chunks += 1
-        self._counts.bytes += self._layout.bytes_per_token * (chunk.stop - chunk.start)
+        self._counts.bytes += sum(array.nbytes for array in chunk.arrays)
         self._arrived.append(frame)
         self._give_credit()
 
@@ -353,7 +357,7 @@ class Fetch:
                 self._route.avoid()
                 raise self._give_up(error) from None
             arrays = list(map(as_array, arrays, header.arrays))
-        chunk = Chunk(header.start, header.stop, arrays, self._on_release)
+        chunk = Chunk(header.start, header.stop, arrays, self._on_release, header.group)
         self._open.add(chunk)
         return chunk
 

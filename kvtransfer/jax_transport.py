@@ -21,7 +21,7 @@ from kvtransfer.frames import MAX_PAYLOAD_BYTES, Frame, decode_bare, encode_head
 from kvtransfer.grpc_transport import CallChannel, GrpcConnector, session_handler
 from kvtransfer.layout import KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader, Message, Parked
-from kvtransfer.payload import check_header
+from kvtransfer.payload import check_arrays
 from kvtransfer.source import KVSource
 
 METHOD = "FetchArrays"
@@ -89,7 +89,7 @@ class _ReaderChannel(_ArrayChannel):
 
 def _check(parked: Parked, chunk: ChunkHeader, layout: KVLayout) -> None:
     """Before any memory is taken. Raises IntegrityError and ProtocolError."""
-    check_header(layout, chunk, chunk.start, chunk.stop)
+    check_arrays(layout, chunk)
     tokens = chunk.stop - chunk.start
     if parked.tokens < tokens:
         raise ProtocolError(f"a chunk of {tokens} tokens in arrays of {parked.tokens}")

@@ -14,7 +14,7 @@ from typing import Any
 from kvtransfer.errors import ProtocolError
 from kvtransfer.layout import ArraySpec, KVLayout
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_TOKENS = 2**31 - 1
 MAX_TRANSFER_ID_BYTES = 64
@@ -70,6 +70,7 @@ class ArrayHeader:
 class ChunkHeader:
     """Source: KV of tokens [start, stop). `slot` is the credit it uses.
 
+    `group` says which layers it holds, see `kvtransfer.layout`; `layers` counts among them.
     `checksum` is the xxh3_64 of the payload, 0 for one that stays on the devices.
     """
 
@@ -222,6 +223,8 @@ def to_header(message: Message) -> dict[str, Any]:
             value = {
                 "fingerprint": value.fingerprint,
                 "arrays": [_plain(spec) for spec in value.arrays],
+                "windowed_layers": value.windowed_layers,
+                "reach": value.reach or 0,
             }
         elif name == "arrays":
             value = [_plain(array) for array in value]
@@ -262,9 +265,14 @@ def _claim(body: dict) -> Claim:
 
 
 def _layout(body: object) -> KVLayout:
-    fields = _Fields("layout", body, "fingerprint arrays")
+    fields = _Fields("layout", body, "fingerprint arrays windowed_layers reach")
     arrays = [_array_spec(item) for item in fields.items("arrays", 1, MAX_ARRAYS)]
-    return KVLayout(fields.text("fingerprint"), tuple(arrays))
+    windowed = fields.integer("windowed_layers", 0, MAX_TOKENS)
+    reach = fields.integer("reach", 0, MAX_TOKENS) or None
+    try:
+        return KVLayout(fields.text("fingerprint"), tuple(arrays), windowed, reach)
+    except ValueError as error:
+        raise ProtocolError(f"layout: {error}") from None
 
 
 def _array_spec(body: object) -> ArraySpec:

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from kvtransfer.errors import IntegrityError, KVTransferError, ProtocolError
-from kvtransfer.layout import ALIGNMENT, KVLayout
+from kvtransfer.layout import ALIGNMENT, ALL_LAYERS, KVLayout
 from kvtransfer.messages import ArrayHeader, ChunkHeader
 
 Payload = Sequence[Any]
@@ -96,12 +96,12 @@ def check_read(
 
 
 def chunk_header(
-    layout: KVLayout, slot: int, start: int, stop: int, checksum: int = 0
+    layout: KVLayout, slot: int, start: int, stop: int, checksum: int = 0, group: int = ALL_LAYERS
 ) -> ChunkHeader:
-    """The header of the chunk [start, stop)."""
+    """The header of the chunk [start, stop), of a group of layers whose `layout` this is."""
     return ChunkHeader(
         slot=slot,
-        group=0,
+        group=group,
         start=start,
         stop=stop,
         layers=(0, layout.layers),
@@ -114,10 +114,21 @@ def chunk_header(
 def check_header(layout: KVLayout, chunk: ChunkHeader, start: int, total: int) -> None:
     """Raises IntegrityError unless `chunk` begins at `start`, ends within `total` and is whole."""
     where = f"chunk [{chunk.start}, {chunk.stop})"
-    if chunk.start != start or chunk.stop > total:
-        raise IntegrityError(f"{where}: expected tokens from {start} on, up to {total}")
-    if chunk.group != 0:
-        raise IntegrityError(f"{where}: group {chunk.group}; only group 0 was asked for")
+    group, end = layout.group_at(start, total)
+    if chunk.start != start or chunk.stop > end:
+        raise IntegrityError(f"{where}: expected tokens from {start} on, up to {end}")
+    if chunk.group != group:
+        raise IntegrityError(f"{where}: group {chunk.group}; group {group} was asked for")
+    check_arrays(layout, chunk)
+
+
+def check_arrays(layout: KVLayout, chunk: ChunkHeader) -> None:
+    """Raises IntegrityError unless `chunk` has the arrays of its group."""
+    where = f"chunk [{chunk.start}, {chunk.stop})"
+    try:
+        layout = layout.part(chunk.group)
+    except ValueError as error:
+        raise IntegrityError(f"{where}: {error}") from None
     if chunk.layers != (0, layout.layers) or chunk.heads != (0, layout.heads):
         raise IntegrityError(
             f"{where}: holds layers {chunk.layers} and heads {chunk.heads}; "

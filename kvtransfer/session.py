@@ -21,6 +21,7 @@ from kvtransfer.errors import (
     TransferTimeout,
     UnknownTransfer,
 )
+from kvtransfer.layout import ALL_LAYERS, KVLayout
 from kvtransfer.messages import (
     MAX_TEXT_CHARS,
     Ack,
@@ -59,6 +60,7 @@ class _Read:
 
     start: int
     stop: int
+    group: int
     task: asyncio.Task[Sequence[Any]]
 
 
@@ -174,7 +176,7 @@ class Session:
             self._counts.failed(cause.value)
 
     def _count_chunk(self, chunk: ChunkHeader) -> None:
-        size = self._source.layout.bytes_per_token * (chunk.stop - chunk.start)
+        size = sum(array.nbytes for array in chunk.arrays)
         self._counts.chunks += 1
         self._counts.bytes += size
         if self._transfer is not None and self._transfer.trailer is None:
@@ -255,7 +257,7 @@ class Session:
                 raise TransferTimeout(f"no claim within {source.claim_wait_s:g} s") from None
         claim = self._claim
         assert claim is not None
-        if claim.layout != source.layout:
+        if not source.layout.serves(claim.layout):
             raise LayoutMismatch(
                 f"the source holds {source.layout.describe()}, "
                 f"the reader expects {claim.layout.describe()}"
@@ -274,24 +276,31 @@ class Session:
         if transfer is None or self.state is not State.STREAMING or self._ending is not None:
             return
         assert transfer.total is not None
+        assert self._claim is not None
         size = self._source.chunk_tokens
         while len(self._reads) < len(self._free) and self._cursor < transfer.total:
             start = self._cursor
-            stop = min((start // size + 1) * size, transfer.total)
+            group, end = self._claim.layout.group_at(start, transfer.total)
+            stop = min((start // size + 1) * size, end)
             if stop > transfer.computed:
                 return
-            task = asyncio.create_task(self._read(start, stop))
+            task = asyncio.create_task(self._read(start, stop, group))
             task.add_done_callback(lambda _: self._watch.notify())
-            self._reads.append(_Read(start, stop, task))
+            self._reads.append(_Read(start, stop, group, task))
             self._cursor = stop
 
-    async def _read(self, start: int, stop: int) -> Sequence[Any]:
+    async def _read(self, start: int, stop: int, group: int) -> Sequence[Any]:
         assert self._transfer is not None
         source, on_device = self._source, self._channel.on_device
-        arrays = await source.read(self._transfer.transfer_id, start, stop, on_device)
+        read = source.read if group == ALL_LAYERS else source.read_whole_context
+        arrays = await read(self._transfer.transfer_id, start, stop, on_device)
         padded = source.chunk_tokens if on_device else None
-        check_read(source.layout, arrays, start, stop, padded)
+        check_read(self._part(group), arrays, start, stop, padded)
         return arrays
+
+    def _part(self, group: int) -> KVLayout:
+        assert self._claim is not None
+        return self._claim.layout.part(group)
 
     def _pack(self, read: _Read) -> Packed:
         # Packed only now, so that the first chunk leaves before the next one is copied. On the
@@ -299,7 +308,8 @@ class Session:
         # wait for the interpreter twice.
         arrays = read.task.result()
         slot = self._free[-1]  # given back last: both ends may still have it in their caches
-        header = chunk_header(self._source.layout, slot, read.start, read.stop)
+        part = self._part(read.group)
+        header = chunk_header(part, slot, read.start, read.stop, group=read.group)
         packed = self._channel.pack(header, arrays)
         self._reads.popleft()
         self._unacknowledged[read.start] = self._free.pop()
@@ -360,7 +370,9 @@ class Session:
                 raise ProtocolError(
                     f"pull from token {message.from_token} of {self._transfer.total}"
                 )
-            self._cursor = message.from_token
+            assert self._claim is not None
+            handed = self._claim.layout.handed_from(self._transfer.total)
+            self._cursor = max(message.from_token, handed)
             self._counts.skipped_tokens += message.from_token
             self._pulled_at = time.monotonic()
         elif isinstance(message, Ack):

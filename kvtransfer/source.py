@@ -51,7 +51,8 @@ class KVSource:
     stay as they are until the chunk has been sent. Up to `window` reads of one transfer run at
     once, so that one engine step can serve several. A read is never cancelled, and none
     runs or begins when `on_release` fires. If it raises, the reader gets the error and the
-    transfer is released as FAILED.
+    transfer is released as FAILED. `read_whole_context` is the same for the layers that see the
+    whole context alone, which readers of a layout with a `reach` ask for.
 
     `on_release(transfer_id, cause)` is called exactly once for each offered transfer that
     the owner does not withdraw. It must not raise.
@@ -68,6 +69,7 @@ class KVSource:
         on_release: Callable[[bytes, ReleaseCause], None],
         *,
         chunk_tokens: int,
+        read_whole_context: Read | None = None,
         lease_s: float = 30.0,
         claim_wait_s: float = 10.0,
         window: int = 8,
@@ -83,6 +85,7 @@ class KVSource:
             )
         self.layout = layout
         self.read = read
+        self.read_whole_context = read_whole_context or read
         self.chunk_tokens = chunk_tokens
         self.claim_wait_s = claim_wait_s
         self.window = window

@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from engine.events import (
     Abort,
@@ -55,7 +56,13 @@ class PrefillService:
         self._read_ids = itertools.count()
         self._reads: dict[int, asyncio.Future[KVArrays]] = {}
         self._engine_gone = False
-        self.source = KVSource(layout, self._read, self._released, chunk_tokens=chunk_tokens)
+        self.source = KVSource(
+            layout,
+            partial(self._read, True),
+            self._released,
+            chunk_tokens=chunk_tokens,
+            read_whole_context=partial(self._read, False),
+        )
 
     def attach(self, sessions: SessionServer) -> None:
         """Say whom to tell of tokens and failures; once, before the first order."""
@@ -122,13 +129,15 @@ class PrefillService:
 
     # ---- the KV source's side ----
 
-    async def _read(self, transfer_id: bytes, start: int, stop: int, on_device: bool) -> KVArrays:
+    async def _read(
+        self, windowed: bool, transfer_id: bytes, start: int, stop: int, on_device: bool
+    ) -> KVArrays:
         if self._engine_gone:
             raise TransferGone("the engine has failed")
         read_id = next(self._read_ids)
         future: asyncio.Future[KVArrays] = asyncio.get_running_loop().create_future()
         self._reads[read_id] = future
-        self._submit(ReadKV(read_id, transfer_id, start, stop, on_device))
+        self._submit(ReadKV(read_id, transfer_id, start, stop, on_device, windowed))
         return await future
 
     def _answer_read(self, read_id: int, arrays: KVArrays | None) -> None:

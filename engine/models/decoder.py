@@ -22,13 +22,24 @@ from engine.models.traits import LayerKind, Traits
 Params = dict[str, Any]  # Array, Quantized or Linear; tuples of tables
 
 
+Pools = tuple[KVPools, ...]
+"""One for all layers; or one for those that see the whole context, and one for the others."""
+_Forwarded = tuple[Array, Pools]
+
+
 class _Step(NamedTuple):
-    """What all layers of one step share."""
+    """What all layers of one step share; batches and slots differ by layer group."""
 
     params: Params
-    batch: Batch
+    batches: tuple[Batch, ...]
     positions: Array
-    slots: Array
+    slots: tuple[Array, ...]
+
+    @property
+    def live(self) -> Array:
+        """Live tokens."""
+        live: Array = self.batches[0].num_tokens
+        return live
 
 
 class _Result(NamedTuple):
@@ -41,6 +52,11 @@ class _Result(NamedTuple):
 
     product: tuple[Array, Linear, Array] | None
     routed: Array | None = None
+
+
+def _group(kind: LayerKind, pools: Pools) -> int:
+    """Which of the pools a layer has its KV in."""
+    return int(len(pools) > 1 and kind.reach is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +73,27 @@ class Decoder:
     kernels: Kernels
     axis: str | None
 
-    def forward(self, params: Params, pools: KVPools, batch: Batch) -> tuple[Array, KVPools]:
+    def forward(self, params: Params, pools: Pools, batches: tuple[Batch, ...]) -> _Forwarded:
         """Run all layers over a ragged batch.
 
         Writes the KV of the batch's tokens into `pools` (donate them).
+
+        Args:
+            pools: of all layers; or of those that see the whole context and of the others.
+            batches: the batch with the tables of each of these.
 
         Returns:
             the state [T, hidden] of each token, for `logits`; and the pools.
         """
         t = self.traits
-        blocks, block_size = pools.k.shape[1:3]
-        positions, slots = positions_and_slots(batch, block_size, blocks * block_size)
+        slots: list[Array] = []
+        for own, batch in zip(pools, batches, strict=True):
+            blocks, block_size = own.k.shape[1:3]
+            positions, places = positions_and_slots(batch, block_size, blocks * block_size)
+            slots.append(places)
         with jax.named_scope("embed"):
             x = self._embed(params, batch.tokens)  # [T, hidden]
-        step = _Step(params, batch, positions, slots)
+        step = _Step(params, batches, positions, tuple(slots))
         for segment in segments_of(t.kinds):
             unit = partial(self._unit, step, segment)
             repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
@@ -90,17 +113,21 @@ class Decoder:
     # ---- layers ----
 
     def _unit(
-        self, step: _Step, segment: Segment, carry: tuple[Array, KVPools], repeat: Array
-    ) -> tuple[tuple[Array, KVPools], None]:
+        self, step: _Step, segment: Segment, carry: _Forwarded, repeat: Array
+    ) -> tuple[_Forwarded, None]:
         """One repeat of a segment's layers."""
         x, pools = carry
-        params, live = step.params, step.batch.num_tokens
+        params, live = step.params, step.live
         routed = [kind.experts for kind in self.traits.kinds]
+        groups = [_group(kind, pools) for kind in self.traits.kinds]
         for place, kind in enumerate(segment.kinds):
             first = segment.first + place
             layer = first + repeat * len(segment.kinds)
+            group = groups[first]
+            each = sum(_group(other, pools) == group for other in segment.kinds)
+            in_pool = groups[:first].count(group) + repeat * each
             with jax.named_scope("attention"):
-                mixed, pools = self._attention(step, x, pools, kind, layer)
+                mixed, pools = self._attention(step, x, pools, kind, layer, in_pool)
                 x = self._add(step, x, mixed, "attention_post_norm", layer)
             with jax.named_scope("mlp"):
                 h = self._norm(x, params["mlp_norm"], layer, live)
@@ -112,9 +139,10 @@ class Decoder:
         return (x, pools), None
 
     def _attention(
-        self, step: _Step, x: Array, pools: KVPools, kind: LayerKind, layer: Array
-    ) -> tuple[_Result, KVPools]:
-        t, ops, params, live = self.traits, self.kernels, step.params, step.batch.num_tokens
+        self, step: _Step, x: Array, pools: Pools, kind: LayerKind, layer: Array, in_pool: Array
+    ) -> tuple[_Result, Pools]:
+        """`layer` is `in_pool` of its group's pool."""
+        t, ops, params, live = self.traits, self.kernels, step.params, step.live
         total = x.shape[0]
         h = self._norm(x, params["attention_norm"], layer, live)
         q, k, v = ops.linear(h, (params["q"], params["k"], params["v"]), layer, live)
@@ -129,21 +157,23 @@ class Decoder:
         if kind.temperature is not None:
             scales = params["query_scales"][step.positions][:, None, None]
             q = (q.astype(jnp.float32) * scales).astype(q.dtype)
-        pools = ops.write_kv(pools, layer, step.slots, k, v, live)
+        group = _group(kind, pools)
+        own = ops.write_kv(pools[group], in_pool, step.slots[group], k, v, live)
         spec = AttentionSpec(t.score_scale, t.attention_soft_cap, kind.window, kind.chunk)
-        mixed = ops.attention(q, pools, layer, step.batch, spec)
+        mixed = ops.attention(q, own, in_pool, step.batches[group], spec)
+        pools = (*pools[:group], own, *pools[group + 1 :])
         mixed = mixed.reshape(total, t.heads * t.head_dim)
         return _Result((mixed, params["o"], layer)), pools
 
     def _mlp(self, step: _Step, h: Array, index: Array, name: str = "") -> _Result:
         """The gated MLP `index`, or of experts that all tokens share."""
-        params, live = step.params, step.batch.num_tokens
+        params, live = step.params, step.live
         gate, up, down = (params[name + part] for part in ("gate", "up", "down"))
         h = self.kernels.gated_linear(h, gate, up, index, live, self.traits.activation)
         return _Result((h, down, index))
 
     def _experts(self, step: _Step, h: Array, index: Array) -> _Result:
-        experts, params, live = self.traits.experts, step.params, step.batch.num_tokens
+        experts, params, live = self.traits.experts, step.params, step.live
         assert experts is not None
         spec = RoutingSpec(experts.top_k, experts.scores, experts.normed)
         routing = self.kernels.route(h, params["router"], index, live, spec)
@@ -162,7 +192,7 @@ class Decoder:
 
     def _add(self, step: _Step, x: Array, result: _Result, post_norm: str, layer: Array) -> Array:
         """x plus a result whose inputs lie on all shards, normed before if the model does so."""
-        live = step.batch.num_tokens
+        live = step.live
         total = result.routed
         if result.product is not None:
             h, weight, index = result.product

@@ -119,6 +119,11 @@ class LayerKind:
     temperature: Temperature | None = None
     experts: bool = False
 
+    @property
+    def reach(self) -> int | None:
+        """Positions that a query sees at most, its own among them; None is no limit."""
+        return min((n for n in (self.window, self.chunk) if n is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -188,6 +193,21 @@ class Traits:
     @property
     def layers(self) -> int:
         return len(self.kinds)
+
+    @property
+    def whole_layers(self) -> tuple[int, ...]:
+        """The layers that see the whole context."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind.reach is None)
+
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The others."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind.reach is not None)
+
+    @property
+    def reach(self) -> int | None:
+        """The widest of the windowed layers; None where there are none."""
+        return max((k.reach for k in self.kinds if k.reach is not None), default=None)
 
     @property
     def mlp_width(self) -> int:

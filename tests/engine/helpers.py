@@ -86,15 +86,19 @@ def make_engine(
     runner: Runner | None = None,
     pace: Pace | None = None,
     hit_tokens: int | None = None,
+    reach: int | None = None,
+    windowed_blocks: int | None = None,
     **limits: float,
 ) -> Engine:
     """An engine of the fake model, unless there is a `runner`; ahead, unless there is a `pace`.
 
-    With a prefix cache if it is said how long a hit is.
+    With a prefix cache if it is said how long a hit is. `reach`, `windowed_blocks`: of windowed
+    layers, which the `runner` must know of.
     """
     pool = BlockPool(num_blocks, block_size)
     cache = None if hit_tokens is None else PrefixCache(pool, root_hash(b"fake"), hit_tokens)
-    scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), pool, cache)
+    windowed = None if windowed_blocks is None else BlockPool(windowed_blocks, block_size)
+    scheduler = CheckedScheduler(Limits(**{**LIMITS, **limits}), pool, cache, reach, windowed)
     runner = runner or FakeRunner(num_blocks, block_size, VOCAB)
     return CheckedEngine(scheduler, runner, pace or Ahead())
 

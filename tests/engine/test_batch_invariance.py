@@ -88,7 +88,7 @@ def computed(
         bits[stop - 1] = logits_of(runner, rows)[rows.index(row)]
     slots = np.zeros(MAX_LEN, np.int32)
     slots[: len(TOKENS)] = np.arange(len(TOKENS))
-    exported = runner._programs.export_kv(runner._pools, slots, np.int32(len(TOKENS)))
+    exported = runner._programs.export_kv(runner._pools, (slots,), np.int32(len(TOKENS)))
     width = np.uint16 if exported[0].dtype == ml_dtypes.bfloat16 else np.uint32
     return bits, [np.asarray(array)[:, : len(TOKENS)].view(width).copy() for array in exported]
 

@@ -50,7 +50,7 @@ def traced(request: pytest.FixtureRequest) -> bool:
 
 def test_a_batch_comes_out_as_it_went_in(traced: bool) -> None:
     unpack = functools.partial(unpack_batch, shape=SHAPE)
-    batch, slots, targets = (jax.jit(unpack) if traced else unpack)(pack_batch(ROWS, SHAPE))
+    (batch,), slots, targets = (jax.jit(unpack) if traced else unpack)(pack_batch(ROWS, SHAPE))
     assert batch.tokens.tolist() == [LAST_SAMPLED, 4, 5, 6, 7] + [0] * 7
     assert batch.starts.tolist() == [0, 1, 2, 5, 5]
     assert batch.kv_lens.tolist() == [18, 1, 5, 0]
@@ -66,7 +66,7 @@ def test_a_batch_comes_out_as_it_went_in(traced: bool) -> None:
 
 def test_one_token_rows_have_no_targets() -> None:
     shape = ProgramShape(tokens=4, seqs=4, blocks=5)
-    batch, _, targets = unpack_batch(pack_batch(ROWS[:2], shape), shape)
+    (batch,), _, targets = unpack_batch(pack_batch(ROWS[:2], shape), shape)
     assert batch.tables.tolist()[1] == [1, 0, 0, 0, 0]
     assert (int(targets.count), len(targets.tokens)) == (0, 0)
 

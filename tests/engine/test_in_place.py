@@ -48,7 +48,7 @@ def runner_of(kernels: str, dtype: str, blocks: int) -> JaxRunner:
 @DTYPES
 def test_no_program_copies_a_pool(kernels: str, dtype: str) -> None:
     runner = runner_of(kernels, dtype, 64)
-    layers, blocks, block_size, heads, width = runner._pools.k.shape
+    layers, blocks, block_size, heads, width = runner._pools[0].k.shape
     pool = rf"(?:{layers},{blocks},{block_size}|{layers},{blocks * block_size}),{heads},{width}"
     programs = {
         str(shape): program.as_text() for shape, program in runner._programs.forwards.items()
@@ -97,13 +97,13 @@ def test_pools_stay_where_they_are_and_memory_does_not_grow(kernels: str, dtype:
     )  # of the two layers
     blocks = POOL_MIB * 2**20 // (token_bytes * BLOCK_SIZE)
     runner = runner_of(kernels, dtype, blocks)
-    assert runner._pools.k.nbytes == POOL_MIB * 2**20
+    assert runner._pools[0].k.nbytes == POOL_MIB * 2**20
     for name, entry in entries(dtype).items():
         runner.run(StepPlan((entry,)))
-        before = [pool.unsafe_buffer_pointer() for pool in runner._pools]
+        before = [pool.unsafe_buffer_pointer() for pool in runner._pools[0]]
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
         level = peak_mib()
         runner.run(StepPlan((entry,)))
         assert peak_mib() - level < POOL_MIB / 2, f"{name} takes the memory of a pool"
-        after = [pool.unsafe_buffer_pointer() for pool in runner._pools]
+        after = [pool.unsafe_buffer_pointer() for pool in runner._pools[0]]
         assert after == before, f"{name} moves a pool"

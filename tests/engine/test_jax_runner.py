@@ -235,7 +235,7 @@ def test_pools_and_counts_are_updated_in_place() -> None:
     runner = shared_runner()
 
     def pointers() -> list[int]:
-        return [a.unsafe_buffer_pointer() for a in (*runner._pools, runner._counts)]
+        return [a.unsafe_buffer_pointer() for a in (*runner._pools[0], runner._counts)]
 
     before = pointers()
     alone(20, "penalized", runner)
@@ -299,7 +299,7 @@ def test_bfloat16(kind: str) -> None:
     """The same tokens with and without a handoff, and KV that travels as bfloat16."""
     dtype = ml_dtypes.bfloat16
     runner = shared_runner(COLOCATED, 16, dtype)
-    assert runner._pools.k.dtype.itemsize == 2
+    assert runner._pools[0].k.dtype.itemsize == 2
     whole = alone(21, kind, runner)
     engine = tiny_engine(runner)
     deltas = hand_over(engine, engine, lambda roles: named(asked(21, kind, roles)), 10)

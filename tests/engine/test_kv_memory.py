@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.build import build_engine
-from engine.kv_memory import CPU_BYTES, KVNeeds, choose_blocks, size_text, step_bytes
+from engine.kv_memory import CPU_BYTES, KVNeeds, PoolNeeds, choose_blocks, size_text, step_bytes
 from engine.types import Role
 from settings.config import GIB, EngineConfig, ModelConfig
 from settings.errors import ConfigError
@@ -32,21 +32,21 @@ class Device:
 
 
 def needs(sequence_blocks: int = 10, step: int = 2 * GIB) -> KVNeeds:
-    return KVNeeds(MIB, step, sequence_blocks, max_model_len=32 * sequence_blocks)
+    return KVNeeds(PoolNeeds(MIB, sequence_blocks), step, max_model_len=32 * sequence_blocks)
 
 
 def test_the_factor_takes_its_share_of_what_is_left_beside_a_step() -> None:
     config = EngineConfig(hbm_utilization_factor=0.5)
-    assert choose_blocks(Device(), needs(), config) == 4 * 1024
-    assert choose_blocks(Device(), needs(step=0), config) == 5 * 1024
+    assert choose_blocks(Device(), needs(), config) == (4 * 1024, 0)
+    assert choose_blocks(Device(), needs(step=0), config) == (5 * 1024, 0)
 
 
 def test_a_number_of_blocks_overrides_the_factor() -> None:
-    assert choose_blocks(Device(limit=None), needs(), EngineConfig(num_blocks=77)) == 77
+    assert choose_blocks(Device(limit=None), needs(), EngineConfig(num_blocks=77)) == (77, 0)
 
 
 def test_cores_have_a_size_of_their_own() -> None:
-    assert choose_blocks(Device("cpu", None), needs(), EngineConfig()) == CPU_BYTES // MIB
+    assert choose_blocks(Device("cpu", None), needs(), EngineConfig())[0] == CPU_BYTES // MIB
 
 
 @pytest.mark.parametrize("device", [Device(limit=None), Device("gpu", limit=None)])
@@ -81,7 +81,7 @@ def test_too_little_for_one_sequence(
 
 
 def test_just_enough_for_one_sequence() -> None:
-    assert choose_blocks(Device(), needs(20480), EngineConfig(num_blocks=20480)) == 20480
+    assert choose_blocks(Device(), needs(20480), EngineConfig(num_blocks=20480)) == (20480, 0)
 
 
 def test_a_step_has_logits_counts_activations_and_chunks() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from engine.engine import Engine
 from engine.events import (
     Abort,
     Add,
@@ -103,9 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             "max_batch_tokens": self.max_batch_tokens,
             "interleave_prefills": self.interleave,
         }
-        self.engine = make_engine(
-            BLOCKS, BLOCK_SIZE, pace=self.pace(), hit_tokens=self.hit_tokens, **limits
-        )
+        self.engine = self.make_engine(**limits)
         self.cached: set[int] = set()
         self.numbers = itertools.count()
         self.served: dict[str, Served] = {}
@@ -128,6 +127,22 @@ class EngineMachine(RuleBasedStateMachine):
             return plan
 
         scheduler.schedule = schedule_what_fits_a_program  # type: ignore[method-assign]
+
+    def make_engine(self, **limits: float) -> Engine:
+        return make_engine(
+            BLOCKS, BLOCK_SIZE, pace=self.pace(), hit_tokens=self.hit_tokens, **limits
+        )
+
+    def answer(self, asked: SequenceRequest) -> tuple[tuple[int, ...], object]:
+        return answer(asked)
+
+    def windowed_from(self, asked: SequenceRequest) -> int:
+        """The first token whose KV windowed layers hand over."""
+        return 0
+
+    def handed_from(self, asked: SequenceRequest) -> int:
+        """The first token whose KV any layers hand over."""
+        return 0
 
     def choose(self, index: int, roles: Role | None = None) -> Served | None:
         """One of the sequences with `roles`; mostly one that has not ended."""
@@ -172,7 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
         number = next(self.numbers)
         name, transfer = f"r{number}", b"" if roles is COLOCATED else b"t%d" % number
         arguments = {"max_tokens": max_tokens, "stop_token_ids": stops}
-        whole, _ = answer(request(name, tuple(prompt), **arguments))
+        whole, _ = self.answer(request(name, tuple(prompt), **arguments))
         resumed = whole[: min(produced, len(whole) - 1)]
         group = self.group_of(number)
         asked = request(name, tuple(prompt), roles, transfer, resumed, group=group, **arguments)
@@ -221,14 +236,20 @@ class EngineMachine(RuleBasedStateMachine):
         served = self.choose(index, Role.PREFILL)
         if served is None:
             return
-        computed = served.computed
-        if computed and not wild:
-            start %= computed
+        computed, first = served.computed, self.handed_from(served.request)
+        if computed > first and not wild:
+            start = first + start % (computed - first)
             count = 1 + count % (computed - start)
         number = next(self.numbers)
-        bad = not 0 <= start < start + count <= computed
-        self.reads[number] = Read(served, start, start + count, bad)
-        self.engine.submit(ReadKV(number, served.request.transfer_id, start, start + count))
+        seen = self.windowed_from(served.request)
+        stop, windowed = start + count, start >= seen
+        if not windowed and not wild:
+            stop = min(stop, seen)
+        bad = not first <= start < stop <= computed
+        self.reads[number] = Read(served, start, stop, bad)
+        self.engine.submit(
+            ReadKV(number, served.request.transfer_id, start, stop, windowed=windowed)
+        )
 
     @rule(index=pick, count=st.integers(1, 12), repeat=st.booleans())
     def write(self, index: int, count: int, repeat: bool) -> None:
@@ -240,14 +261,21 @@ class EngineMachine(RuleBasedStateMachine):
     def write_to(self, served: Served, count: int, repeat: bool) -> None:
         known = served.request.known_tokens
         start = max(served.written - count, 0) if repeat else served.written
-        piece = known[start : start + count] or (1,)  # or one past the end
+        seen = self.windowed_from(served.request)
+        windowed = start >= seen
+        stop = start + count if windowed else min(start + count, seen)
+        piece = known[start:stop] or (1,)  # or one past the end
         good: bool | None = not served.begun and served.reused <= start < len(known)
         if good and not served.admitted:
             good = None  # it may be admitted by the time that this is taken
+        if good and start < self.handed_from(served.request):
+            good = None  # its block may begin before what is seen
         arrays = kv_of(piece)
         number = next(self.numbers)
         self.writes[number] = (served, start + len(piece), arrays[0], good)
-        self.engine.submit(WriteKV(number, served.request.id, start, start + len(piece), arrays))
+        self.engine.submit(
+            WriteKV(number, served.request.id, start, start + len(piece), arrays, windowed)
+        )
         if good and not served.ended:
             served.written = max(served.written, start + len(piece))
 
@@ -278,7 +306,7 @@ class EngineMachine(RuleBasedStateMachine):
         pending = any(each[0] is served for each in self.writes.values())
         if served.written < len(asked.known_tokens) or pending:
             return
-        whole, _ = answer(asked)
+        whole, _ = self.answer(asked)
         if not served.begun and not served.ended:
             served.begun = True
             served.output.append(whole[len(asked.output)])
@@ -319,7 +347,8 @@ class EngineMachine(RuleBasedStateMachine):
                 served = self.served[id.attempt.request_id]
                 assert event.tokens == len(served.request.known_tokens)
                 served.admitted, served.reused = True, event.reused
-                served.written = max(served.written, event.reused)
+                first = self.handed_from(served.request)
+                served.written = max(served.written, event.reused, first)
             case CacheChanged(added, evicted):
                 assert len(set(added)) == len(added)
                 assert self.cached.issuperset(evicted)
@@ -371,7 +400,7 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             assert not delta.cached_tokens
         served.output += delta.tokens
-        whole, reason = answer(served.request)
+        whole, reason = self.answer(served.request)
         assert tuple(served.output) == whole[: len(served.output)]
         over = len(served.output) == len(whole)
         assert delta.finish == (reason if over else None)
@@ -383,7 +412,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert served.request.roles is not Role.PREFILL
         elif served.begun:  # its first token was its last
             assert code is FailureCode.TRANSFER
-            assert tuple(served.output) == answer(served.request)[0]
+            assert tuple(served.output) == self.answer(served.request)[0]
         else:  # only a second user of a transfer_id, or too many blocks
             assert code is FailureCode.INVALID
             assert not served.admitted

@@ -112,7 +112,7 @@ def test_kv_leaves_and_enters_in_the_models_heads(model: str, shards: int, kerne
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_each_device_holds_its_part_alone(kernels: str) -> None:
     runner = runner_of("divided", kernels, 4, Role.DECODE)
-    for pool in runner._pools:
+    for pool in runner._pools[0]:
         assert {shard.data.shape[3] for shard in pool.addressable_shards} == {1}
     for name in ("q", "k", "v", "o", "gate", "up", "down", "head"):
         matrix = runner._params[name].matrix

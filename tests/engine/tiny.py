@@ -86,6 +86,7 @@ def make_runner(
     dtype: Any = np.float32,
     prefill_len: int = 88,
     max_model_len: int = MAX_MODEL_LEN,
+    windowed_blocks: int | None = None,
 ) -> JaxRunner:
     blocks = POOL_TOKENS // block_size
     extent = Extent(max_model_len + MAX_SEQS, MAX_SEQS, MAX_SEQS, -(-max_model_len // block_size))
@@ -93,7 +94,7 @@ def make_runner(
     return JaxRunner(
         params,
         placement,
-        PoolSpec(blocks, block_size, dtype),
+        PoolSpec(blocks, block_size, dtype, windowed_blocks),
         shapes,
         max_seqs=MAX_SEQS,
         max_model_len=max_model_len,
