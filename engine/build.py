@@ -36,7 +36,11 @@ from settings.errors import ConfigError
 log = logging.getLogger("hexserve.engine")
 
 CHUNK_BYTES = 3 * 2**20
-"""KV moves between workers in chunks of about this size: small beside a decode step."""
+"""KV moves between workers in chunks of about this size: small beside a decode step.
+
+Measured: through shared memory 16 MiB in chunks of half the size take as long, of a quarter a
+fifth longer; gRPC moves 64 MiB no faster in chunks of two or three times the size.
+"""
 FAKE_BLOCKS = 4096
 
 
