@@ -34,7 +34,7 @@ def test_an_instruction_set_shares_no_function(name: str) -> None:
 
 @pytest.mark.skipif(not OBJECTS or shutil.which("objdump") is None, reason="no objects or objdump")
 @pytest.mark.parametrize("name", ["avx2", "avx512", "avx512bf16"])
-@pytest.mark.parametrize("loop", ["pack_keys", "attend", "add_depth", "multiply_panels"])
+@pytest.mark.parametrize("loop", ["pack_keys", "attend", "fetch", "add_depth", "multiply_panels"])
 def test_loops_over_memory_prefetch(name: str, loop: str) -> None:
     """Compilers drop what seems to do nothing, and all tests of results would still pass."""
     command = ["objdump", "--disassemble", "--no-show-raw-insn", str(OBJECTS[name])]

@@ -89,7 +89,8 @@ class Attention {
     if (task.split < 0) clear(space.state, space.queries);
     const int64_t end = task.piece + task.pieces;
     for (int64_t piece = task.piece; piece < end; ++piece) {
-      attend_piece(task, piece, piece + 1 < end ? Next{&task, piece + 1} : next_task(index), space);
+      const Next next = piece + 1 < end ? Next{&task, piece + 1} : next_task(index);
+      attend_piece(task, piece, index < threads_ && piece == task.piece, next, space);
     }
     if (task.split >= 0) {
       // The release of each part, and the acquire of them all by the last.
@@ -205,17 +206,19 @@ class Attention {
     }
   }
 
-  void attend_piece(const AttentionTask& task, int64_t piece, Next next, Workspace& space) const {
+  // `is_new`: the task before on this thread, if there was one, has not brought it near.
+  void attend_piece(const AttentionTask& task, int64_t piece, bool is_new, Next next, Workspace& space) const {
     for (int64_t token = 0; token < task.tokens; ++token) {
       const Keys seen = visibility_.seen(task.position + token, piece);
       std::fill_n(space.seen + token * shape_.group, shape_.group, seen);
     }
     if (piece == task.piece) space.keys = find_rows(task, piece, space.offsets);
     const Keys keys = space.keys;
+    if (is_new) table_.fetch(ahead_of(task, space.offsets, keys));
     Ahead ahead = {};
     if (next.task != nullptr) {
       space.keys = find_rows(*next.task, next.piece, space.next_offsets);
-      ahead = ahead_of(*next.task, space);
+      ahead = ahead_of(*next.task, space.next_offsets, space.keys);
     }
 
     // Where the values of a head serve more than one call, they are laid out as steps once.
@@ -233,6 +236,7 @@ class Attention {
         if (task.split < 0) table_.merge(from(space.state, query), result, count, shape_.head_dim);
       });
     }
+    table_.fetch(ahead);  // what is left: a short piece is too soon done for a long one after it
     std::swap(space.offsets, space.next_offsets);
   }
 
@@ -252,16 +256,16 @@ class Attention {
     return {begin - start, end - start};
   }
 
-  // A walk over the task's heads of the rows in space.next_offsets. A quarter of it is made while
-  // keys are packed, the rest while scoring and mixing: hence the pace.
-  Ahead ahead_of(const AttentionTask& task, const Workspace& space) const {
+  // A walk over the task's heads of these rows. A quarter of it is made while the keys of the piece
+  // before are packed, the rest while scoring and mixing: hence the pace.
+  Ahead ahead_of(const AttentionTask& task, const int64_t* offsets, Keys keys) const {
     constexpr int64_t kSize = sizeof(T);
     const int64_t column = task.head * shape_.head_dim;
     Ahead ahead = {};
     ahead.base = reinterpret_cast<const char*>(k_ + column);
     ahead.values = reinterpret_cast<const char*>(v_ + column);
-    ahead.first = ahead.offsets = space.next_offsets + space.keys.begin;
-    ahead.count = ahead.rows = space.keys.end - space.keys.begin;
+    ahead.first = ahead.offsets = offsets + keys.begin;
+    ahead.count = ahead.rows = keys.end - keys.begin;
     ahead.row_bytes = task.heads * shape_.head_dim * kSize;
     ahead.element_bytes = kSize;
     ahead.pace = 3 * table_.strip * kSize * kPerStep<Step> / 64;

@@ -55,8 +55,8 @@ struct AttentionRow {
 };
 
 // Rows of so few tokens read much KV for little work: their tasks take all heads, in the order
-// of memory. Other rows are cut by head and by tiles of about kTileQueries queries, which share
-// the packed KV of one head.
+// of memory, unless there are so few pieces that threads would wait for one another. Other rows are
+// cut by head and by tiles of about kTileQueries queries, which share the packed KV of one head.
 constexpr int64_t kNarrowTokens = 4;
 constexpr int64_t kTileQueries = 192;
 constexpr int64_t kTasksPerThread = 4;
@@ -78,6 +78,7 @@ inline AttentionPlan plan_attention(const std::vector<AttentionRow>& rows, const
   // One thread merges as it goes.
   const int64_t most_pieces =
       threads == 1 ? narrow_pieces : std::max<int64_t>(1, narrow_pieces / (threads * kTasksPerThread));
+  const bool by_head = threads > 1 && narrow_pieces < threads * kTasksPerThread;
   const int64_t tile = std::max<int64_t>(1, kTileQueries / group);
   for (const AttentionRow& row : rows) {
     if (row.tokens > kNarrowTokens) {
@@ -90,16 +91,19 @@ inline AttentionPlan plan_attention(const std::vector<AttentionRow>& rows, const
     }
     AttentionTask task = task_of(row, 0, row.tokens);
     const int64_t pieces = task.pieces, tasks = (pieces + most_pieces - 1) / most_pieces;
-    if (tasks > 1) {
-      task.split = int64_t(plan.splits.size());
-      plan.splits.push_back({plan.parts, pieces, tasks});
-      plan.parts += pieces;
-    }
     const int64_t first = task.piece;
-    for (int64_t i = 0; i < tasks; ++i) {
-      task.piece = first + pieces * i / tasks;
-      task.pieces = first + pieces * (i + 1) / tasks - task.piece;
-      plan.tasks.push_back(task);
+    task.heads = by_head ? 1 : kv_heads;
+    for (; task.head < kv_heads; task.head += task.heads) {
+      if (tasks > 1) {
+        task.split = int64_t(plan.splits.size());
+        plan.splits.push_back({plan.parts, pieces, tasks});
+        plan.parts += pieces;
+      }
+      for (int64_t i = 0; i < tasks; ++i) {
+        task.piece = first + pieces * i / tasks;
+        task.pieces = first + pieces * (i + 1) / tasks - task.piece;
+        plan.tasks.push_back(task);
+      }
     }
   }
   // The longest first, so that threads end together.

@@ -81,6 +81,9 @@ using Attend = void (*)(const Scoring& scoring, const Step* queries, int64_t cou
                         const Step* packed_keys, Rows<T> values, const Step* packed_values, Mixed result,
                         Ahead& ahead);
 
+// Brings all of a walk near at once.
+using Fetch = void (*)(Ahead ahead);
+
 // into[q] merges with the next piece.
 using Merge = void (*)(Mixed into, Mixed piece, int64_t count, int64_t head_dim);
 
@@ -101,6 +104,7 @@ struct AttentionTable {
   PieceTable<float, float> f32;
   PieceTable<uint16_t, float> widened;
   PieceTable<uint16_t, Pair> bf16;
+  Fetch fetch;
   Merge merge;
   Finish<float> finish_f32;
   Finish<uint16_t> finish_bf16;

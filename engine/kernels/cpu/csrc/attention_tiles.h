@@ -315,6 +315,8 @@ static void attend_any(const Scoring& scoring, const Step* queries, int64_t coun
   attend<N>(scoring, queries, seen, packed_keys, values, packed_values, result, ahead);
 }
 
+static void fetch(Ahead ahead) { walk(ahead, INT64_MAX); }
+
 static void merge(Mixed into, Mixed piece, int64_t count, int64_t head_dim) {
   const int64_t width = (head_dim + kWidest - 1) / kWidest * kWidest;
   for (int64_t q = 0; q < count; ++q) {
@@ -344,6 +346,7 @@ constexpr AttentionTable kAttention = {
     {pack_keys<float, float>, pack_values<float, float>, attend_any<float, float>},
     {pack_keys<uint16_t, float>, pack_values<uint16_t, float>, attend_any<uint16_t, float>},
     {pack_keys<uint16_t, Pair>, pack_values<uint16_t, Pair>, attend_any<uint16_t, Pair>},
+    fetch,
     merge,
     finish<float>,
     finish<uint16_t>,
