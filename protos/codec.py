@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from engine.types import (
@@ -31,6 +29,7 @@ from protos.errors import WireError
 from protos.logprob_codec import decode_prompt_logprobs
 from protos.sampling_codec import decode_sampling, encode_sampling
 from protos.singles_codec import Names, decode_singles, note_name
+from protos.token_codec import pack_prompt, pack_tokens, unpack_tokens
 from protos.transfer_codec import Transfers, decode_transfers, encode_transfers
 
 PROTOCOL_VERSION = 2
@@ -46,7 +45,6 @@ MAX_CHOICES = 128
 
 NO_ROLES = Role(0)
 
-_TOKEN = np.dtype("<u4")
 _FINISH = {None: wire.FINISH_NONE, FinishReason.STOP: wire.FINISH_STOP,
            FinishReason.LENGTH: wire.FINISH_LENGTH}  # fmt: skip
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
@@ -135,42 +133,6 @@ def parse_up(data: bytes) -> wire.Up:
         return wire.Up.FromString(data)
     except DecodeError as error:
         raise WireError(f"{len(data)} bytes are no message: {error}") from None
-
-
-# ---- tokens ----
-
-
-def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Token ids as little-endian uint32."""
-    return np.fromiter(tokens, dtype=_TOKEN).tobytes()
-
-
-class _PromptPacker:
-    """Packs prompts; the last one once, as it goes to two workers, and for each of its choices."""
-
-    def __init__(self) -> None:
-        self._last: tuple[tuple[int, ...], bytes] = (), b""
-
-    def __call__(self, prompt: tuple[int, ...]) -> bytes:
-        last, packed = self._last
-        if prompt is not last:
-            packed = pack_tokens(prompt)
-            self._last = prompt, packed
-        return packed
-
-
-pack_prompt = _PromptPacker()
-
-
-def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_tokens`.
-
-    Raises:
-        WireError: not a whole number of ids.
-    """
-    if len(data) % _TOKEN.itemsize:
-        raise WireError(f"{len(data)} bytes are no whole number of token ids")
-    return tuple(np.frombuffer(data, dtype=_TOKEN).tolist())
 
 
 # ---- Start ----

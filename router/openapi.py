@@ -17,6 +17,7 @@ Schema = dict[str, Any]
 _ERRORS = {
     400: "The request can never be served as it is; the error names the field.",
     401: "An API key is wanted.",
+    403: "A web page has sent this.",
     404: "No such model.",
     405: "Another method is wanted; Allow names it.",
     408: "The body did not arrive in time, or the request's deadline_ms has passed.",
@@ -62,7 +63,9 @@ def describe(context: GatewayContext) -> Schema:
     }  # fmt: skip
     if context.drain_worker is not None:
         drain = _post("Have a worker end when what runs has ended", "Drain")
-        del drain["post"]["responses"]["404"]  # it names no model
+        responses = drain["post"]["responses"]
+        del responses["404"]  # it names no model
+        responses["403"] = _answer(403, "Error")
         paths["/admin/drain"] = drain
     paths["/v1/models/{name}"]["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}

@@ -31,9 +31,10 @@ from engine.types import (
     SequenceRequest,
 )
 from protos import worker_pb2 as wire
-from protos.codec import StartOrder, WorkerInfo, pack_tokens
+from protos.codec import StartOrder, WorkerInfo
 from protos.errors import WireError
 from protos.session_server import SessionServer, _Session
+from protos.token_codec import pack_tokens
 from protos.transfer_codec import Transfers
 from tests.engine.helpers import LIMITS, VOCAB, answer, kv_of, make_engine, output_of, request, run
 

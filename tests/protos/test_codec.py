@@ -30,6 +30,7 @@ from protos import codec
 from protos import worker_pb2 as wire
 from protos.block_codec import BlockChanges, SnapshotReader, encode_changes, encode_piece
 from protos.codec import RejectedAttempt, StartOrder, WireError, WorkerInfo
+from protos.token_codec import pack_tokens, unpack_tokens
 from protos.transfer_codec import Transfers
 
 U32 = st.integers(0, 2**32 - 1)
@@ -136,8 +137,8 @@ def test_a_delta_comes_back(delta: TokenDelta) -> None:
 
 @given(token_lists)
 def test_tokens_come_back(tokens: tuple[int, ...]) -> None:
-    assert codec.unpack_tokens(codec.pack_tokens(tokens)) == tokens
-    assert codec.pack_tokens(tokens) == b"".join(t.to_bytes(4, "little") for t in tokens)
+    assert unpack_tokens(pack_tokens(tokens)) == tokens
+    assert pack_tokens(tokens) == b"".join(t.to_bytes(4, "little") for t in tokens)
 
 
 @given(

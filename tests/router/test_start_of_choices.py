@@ -16,7 +16,8 @@ from engine.types import (
     SequenceId,
     SequenceRequest,
 )
-from protos.codec import StartOrder, WorkerInfo, encode_start, pack_prompt, pack_tokens
+from protos.codec import StartOrder, WorkerInfo, encode_start
+from protos.token_codec import pack_prompt, pack_tokens
 from router import cached_prefixes
 from router.cached_prefixes import CachedPrefixes
 from router.fleet import Fleet

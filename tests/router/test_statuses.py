@@ -46,11 +46,14 @@ async def provoked(client: Client, generator: ScriptedGenerator, path: str, stat
     body: dict[str, Any] = POSTED.get(path, {})
     path = path.replace("{name}", "alias")
     content: Any = json.dumps(body).encode() if body else None
+    headers = {"content-type": "application/json"} if body else {}
     match status:
         case 400:
             content = b'{"huh": 1}'
         case 401:
             client = client.with_context(api_keys=("k",))
+        case 403:
+            headers["origin"] = "https://a.example"
         case 404 if method == "GET":
             path = path.replace("alias", "gpt-5")
         case 404:
@@ -70,7 +73,7 @@ async def provoked(client: Client, generator: ScriptedGenerator, path: str, stat
         case 503:
             generator.ready = False
             client = client.with_context(drain_worker=refuse_to_drain)
-    return await client.request(method, path, content=content)
+    return await client.request(method, path, content=content, headers=headers)
 
 
 def described(context: GatewayContext) -> list[tuple[str, int]]:

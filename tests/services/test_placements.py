@@ -116,7 +116,7 @@ async def test_earlier_output_is_gone_on_from(topology: str) -> None:
         for count in range(1, 8):
             known = (*prompt, *whole[:count])
             flight = served.dispatcher._take_off(
-                served.dispatcher._choose(known, set(), only_first=count == 7),
+                served.dispatcher._choose(known, set(), None, only_first=count == 7, reuses=True),
                 SequenceId(AttemptId(f"resumed-{count}", 3), 0),
                 prompt,
                 tuple(whole[:count]),
