@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -164,3 +165,30 @@ async def test_a_worker_is_killed_midway(name: str, hit_tokens: int | None) -> N
             first = max(served[f"prefill-{number}"].runner.computed(20) for number in range(2))
             assert first == 20
         await served.until_idle()
+
+
+@everywhere
+@cached
+async def test_a_storm_of_aborted_choices(topology: str, hit_tokens: int | None) -> None:
+    """With few blocks and slots, so that choices are spread, preempted and evicted."""
+    chance = random.Random(6)
+    async with deployment(topology, hit_tokens=hit_tokens, num_blocks=24, max_seqs=3) as served:
+
+        async def one(stream: AsyncGenerator[TokenDelta, None], wanted: list[int]) -> None:
+            task = asyncio.create_task(collect(stream))
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.random() * 0.02)
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                tokens, _ = await task
+                assert tokens == wanted
+
+        for _ in range(5):
+            asked = []
+            for salt in range(4):
+                prompt, most = prompt_of(chance.randrange(1, 30), salt), chance.randrange(1, 20)
+                wanted = expected(prompt, most)
+                streams = served.choices(prompt, chance.randrange(2, 6), max_tokens=most)
+                asked += [one(stream, wanted) for stream in streams]
+            await asyncio.gather(*asked)
+            await served.until_idle()
