@@ -106,6 +106,7 @@ _SHARED: Schema = {
         }
     ),
     "min_tokens": _integer(0),
+    "moderation": _only(),
     "response_format": _only({"type": "text"}),
     **{name: {"description": "has no effect"} for name in WITHOUT_EFFECT},
 }
@@ -262,6 +263,10 @@ RESPONSE = _object(
         "conversation": _only(),
         "prompt": _only(),
         "background": _only(False),
+        "background_options": _only(),
+        "context_management": _only([]),
+        "image": _only(),
+        "access_programs": _only(),
         "tools": _only([]),
         "tool_choice": _only("none", "auto"),
         "parallel_tool_calls": _FLAG,

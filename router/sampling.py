@@ -44,6 +44,7 @@ WITHOUT_EFFECT = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
 )
 
@@ -319,4 +320,5 @@ def _stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
 
 def _refuse_missing_features(fields: Fields) -> None:
     fields.ignore(WITHOUT_EFFECT)
+    fields.only("moderation", [], "nothing is moderated")
     fields.only("response_format", [{"type": "text"}], "only text can be generated")

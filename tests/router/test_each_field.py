@@ -23,7 +23,7 @@ from tests.router.schema_cases import HALF_OF_A_PAIR, Schema, Wrong, encoded, wr
 
 WITHOUT_EFFECT = {
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
-    *("prompt_cache_key", "prompt_cache_retention", "max_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "max_tool_calls"),
     *("id", "status", "phase"),  # of an earlier answer that is sent back
 }
 """Fields that take anything."""
