@@ -24,6 +24,11 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.types import Load
 
+TOKENS_PER_STEP = 2**16
+"""Tokens of new sequences that are taken in while a step is due: each is looked at."""
+COMMAND_TOKENS = 128
+"""What a command counts as beside them."""
+
 
 class Engine:
     """One model on one worker's devices.
@@ -41,7 +46,8 @@ class Engine:
         self._load = scheduler.load()
 
     def submit(self, command: Command) -> None:
-        """Hand over a command; it takes effect before the next step."""
+        """Hand over a command; it takes effect before the next step, or, if many come at once,
+        before one of the next."""
         self._commands.put(command)
 
     def wake(self) -> None:
@@ -90,8 +96,14 @@ class Engine:
         self._scheduler.check_invariants()
 
     def _wait_until_due(self) -> bool:
-        """Take commands until the next step is due; False: only once the running has ended."""
+        """Take commands until the next step is due; False: only once the running has ended.
+
+        Then those that are there are taken as well, but not so many that they hold the step up.
+        """
+        taken = 0
         while (left := self._pace.wait_s()) is not None:
+            if taken >= TOKENS_PER_STEP:
+                return True
             try:
                 command = self._commands.get(block=left > 0, timeout=max(left, 0.0))
             except queue.Empty:
@@ -100,6 +112,7 @@ class Engine:
                 continue
             if command is not None:
                 self._execute(command)
+                taken += _tokens_of(command) if left <= 0 else 0
         return False
 
     def _execute(self, command: Command) -> None:
@@ -117,3 +130,9 @@ class Engine:
                 scheduler.write(command)
             case BeginDecode():
                 scheduler.begin_decode(command)
+
+
+def _tokens_of(command: Command) -> int:
+    if not isinstance(command, Add):
+        return COMMAND_TOKENS
+    return COMMAND_TOKENS + len(command.request.prompt) + len(command.request.output)

@@ -38,6 +38,8 @@ ACKNOWLEDGED_WITHIN_S = 2.0
 """How long a drain waits for routers to say that they know of it; one may hang, or be older."""
 BLOCK_NEWS_WITHIN_S = 0.05
 """When a router hears of cached blocks for which it gets no tokens."""
+MAX_ENDED = 1024
+"""Attempts that ended here by themselves whose abort a session still knows to be no surprise."""
 SERVICE = "hexserve.v1.Worker"
 
 
@@ -68,15 +70,25 @@ class _Session:
         self.blocks = BlockFeed(cached)
         self.block_news: asyncio.TimerHandle | None = None
         self.attempts: set[AttemptId] = set()
+        self.ended: dict[AttemptId, None] = {}  # the latest last
         self.broken = asyncio.Event()
         self.writing = False
+
+    def end(self, attempt: AttemptId) -> None:
+        """It has ended here, and its router may abort it before it knows."""
+        self.attempts.discard(attempt)
+        self.outbox.forget(attempt)
+        self.ended[attempt] = None
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
 
 
 class SessionServer:
     """Serves Worker.Session to any number of routers. Lives on one asyncio loop.
 
-    `dropped` counts messages that were of no use: repeated, late, of attempts that are not the
-    router's, or none of this protocol, which cost their session.
+    `dropped` counts messages that were of no use: repeated, of attempts that are not the router's,
+    or none of this protocol, which cost their session. The abort of an attempt that has ended here
+    meanwhile is none of them.
     """
 
     def __init__(self, info: WorkerInfo, service: WorkerService) -> None:
@@ -136,8 +148,7 @@ class SessionServer:
         """Nothing more will be told of `attempt`; idempotent."""
         session = self._owners.pop(attempt, None)
         if session is not None:
-            session.attempts.discard(attempt)
-            session.outbox.forget(attempt)
+            session.end(attempt)
         return session
 
     def drain(self) -> None:
@@ -239,8 +250,9 @@ class SessionServer:
                     if self._owners.get(attempt) is session:
                         self.forget(attempt)
                         self._service.abort(attempt)
-                    else:
+                    elif attempt not in session.ended:
                         self.dropped += 1
+                    session.ended.pop(attempt, None)  # a second abort is one too many
                 case "drain":
                     session.knows_of_drain = True
                     if not self._draining:
@@ -264,6 +276,7 @@ class SessionServer:
             order = decode_start(message)
         except WireError as error:  # costs this attempt, not the others of the session
             self.dropped += 1
+            session.end(attempt)
             session.outbox.add_failure(Failure(attempt, FailureCode.INVALID, str(error)))
             return
         self._owners[order.attempt] = session

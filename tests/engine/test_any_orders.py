@@ -109,6 +109,7 @@ def harm(draw: st.DrawFn, message: wire.Start, name: str) -> None:
     match name:
         case "stop_token_ids":
             sampling.stop_token_ids.extend(draw(WILD[name]))
+            sampling.min_tokens = draw(st.integers(0, 3))
         case "biases":
             sampling.bias_ids.extend(draw(some(u32, 0, 3)))
             sampling.bias_values.extend(draw(some(f32, 0, 3)))

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from engine import engine as engine_module
+from engine.engine import COMMAND_TOKENS
 from engine.events import (
     Abort,
     Add,
@@ -36,6 +38,7 @@ from engine.types import (
 from tests.engine.helpers import (
     VOCAB,
     OneByOne,
+    deltas_of,
     expected,
     hand_over,
     kv_of,
@@ -266,3 +269,18 @@ def test_the_load_tells_the_age_of_the_running_step_alone() -> None:
     leave.set()
     thread.join(10)
     assert engine.load().step_age_s == 0
+
+
+def test_commands_that_come_at_once_do_not_hold_a_step_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "TOKENS_PER_STEP", 2 * (COMMAND_TOKENS + 3))
+    engine = make_engine()
+    names = "abcde"
+    for name in names:
+        engine.submit(Add(request(name, (1, 2, 3), max_tokens=2)))
+    engine.submit(Abort(AttemptId("d", 0)))
+    assert len(engine.step().events) == 2, "two are admitted; the others come later, in order"
+    assert engine._commands.qsize() == 4
+    events = run(engine)
+    for name in "abce":
+        assert output_of(events, name) == expected((1, 2, 3), 2)
+    assert not deltas_of(events, "d")

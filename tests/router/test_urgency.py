@@ -68,6 +68,16 @@ async def test_in_a_stream_that_has_begun_it_is_the_last_event(
     assert [event for event in events if "choices" in event]
 
 
+async def test_one_that_its_deadline_ended_is_no_error_in_the_metrics(
+    client: Client, generator: ScriptedGenerator
+) -> None:
+    generator.script = [[ord("o")], DeadlinePassed()]
+    await client.stream_completion(deadline_ms=5)
+    text = (await client.get("/metrics")).text
+    for reason, count in (("deadline", 1), ("error", 0)):
+        assert f'finished_reason="{reason}",model_name="org/model"}} {count}.0' in text
+
+
 def test_the_schemas_have_the_limits() -> None:
     for schema in (COMPLETION, CHAT):
         assert schema["properties"]["priority"]["maximum"] == MOST_PRIORITY

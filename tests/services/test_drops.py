@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from engine.types import Failure, FailureCode
+from protos import session_server
 from router.drops import Drops
 from router.metrics import RouterMetrics
 from router.workers import WorkerPool
-from tests.protos.sessions import eventually, hello, order, raw_stream, serving, start
+from tests.protos.sessions import eventually, hello, order, raw_stream, router, serving, start
 from tests.services.deployment import TOPOLOGIES, deployment, expected, prompt_of
 from tests.services.scene import Scene, delta
 
@@ -31,6 +33,46 @@ async def test_tokens_of_an_ended_attempt_are_late() -> None:
     await scene.stream.aclose()
     scene.tell(scene.decode, delta(0, 1, 6))
     assert scene.pool.drops.late == 2
+
+
+@pytest.mark.parametrize("told", ["failure", "rejection", "last token"])
+async def test_the_abort_of_an_attempt_that_has_ended_meanwhile_is_no_drop(told: str) -> None:
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        attempt = order("a").attempt
+        mine.session.start(order("a"))
+        await eventually(lambda: sessions.attempts == 1)
+        match told:
+            case "failure":
+                sessions.failed(Failure(attempt, FailureCode.INTERNAL, "why"))
+            case "rejection":
+                sessions.rejected(attempt, "full")
+            case "last token":
+                sessions.forget(attempt)
+        mine.session.abort(attempt)
+        mine.session.start(order("b"))
+        await eventually(lambda: len(worker.started) == 2)
+        assert sessions.dropped == 0
+        assert not worker.aborted
+        mine.session.abort(attempt)
+        await eventually(lambda: sessions.dropped == 1)
+
+
+async def test_the_ends_that_a_session_remembers_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_server, "MAX_ENDED", 2)
+    async with serving() as (address, worker, sessions), router(address) as mine:
+        names = ("a", "b", "c")
+        for name in names:
+            mine.session.start(order(name))
+        await eventually(lambda: sessions.attempts == 3)
+        for name in names:
+            sessions.rejected(order(name).attempt, "full")
+        for name in names:
+            mine.session.abort(order(name).attempt)
+        mine.session.start(order("last"))
+        await eventually(lambda: len(worker.started) == 4)
+        assert sessions.dropped == 1, "the first of three is forgotten"
 
 
 async def test_what_a_worker_has_no_use_for_is_told_to_routers() -> None:
