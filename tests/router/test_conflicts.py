@@ -23,7 +23,7 @@ PROMPT = {"completion": "prompt", "text instance": "prompt", "response": "input"
 CONFLICTS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", ["stream=true"]),
     ({"stop_token_ids": [VOCAB]}, "stop_token_ids", [str(VOCAB), f"0 to {VOCAB - 1}"]),
-    ({"stop_token_ids": [1] * (VOCAB + 1)}, "stop_token_ids", [f"{VOCAB + 1} ids", str(VOCAB)]),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids", ["1025 ids", "1024"]),
     ({"logit_bias": {str(VOCAB): 1}}, "logit_bias", [f"0 to {VOCAB - 1}", f'"{VOCAB}"']),
     ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias", ["each once", '"05"']),
     ({"min_tokens": 4, "max_tokens": 3}, "min_tokens", ["=4", "the 3 tokens of"]),

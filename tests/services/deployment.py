@@ -207,6 +207,7 @@ class Deployment:
 
     async def revive(self, name: str) -> None:
         """Start a worker that was killed once more, and wait until the router has found it."""
+        await eventually(lambda: not self.pool.all_open)  # its end may be news still
         self.members[name] = await self._start(name, self.members[name].host._roles)
         async with asyncio.timeout(5):
             await self.pool.wait_until_all_open()
