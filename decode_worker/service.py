@@ -199,9 +199,7 @@ class DecodeService:
             return written
         self._writes[write_id] = written
         arrays = tuple(chunk.arrays)
-        self._submit(
-            WriteKV(write_id, sequence, chunk.start, chunk.stop, arrays, chunk.windowed)
-        )
+        self._submit(WriteKV(write_id, sequence, chunk.start, chunk.stop, arrays, chunk.windowed))
         return written
 
     async def close(self) -> None:

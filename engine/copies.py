@@ -98,8 +98,7 @@ class CopyQueue:
         windowed layers in a pool of their own, if these are named."""
         positions = np.arange(command.start, command.stop, dtype=np.int32)
         slots: list[np.ndarray | None] = [
-            sequence.tables[group.index][positions // group.pool.block_size]
-            * group.pool.block_size
+            sequence.tables[group.index][positions // group.pool.block_size] * group.pool.block_size
             + positions % group.pool.block_size
             for group in self._named(command)
         ]

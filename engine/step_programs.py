@@ -102,9 +102,7 @@ class StepPrograms:
         """The forward programs compiled so far."""
         return self._forward
 
-    def forward(
-        self, shape: ProgramShape, params: Params, pools: Pools, last_tokens: Array
-    ) -> Any:
+    def forward(self, shape: ProgramShape, params: Params, pools: Pools, last_tokens: Array) -> Any:
         """(params, pools, packed batch, last tokens) -> (float32 logits [S, vocab], pools, scores).
 
         The scores are those of the batch's targets; None in a program without prompts.

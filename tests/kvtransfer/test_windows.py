@@ -36,9 +36,7 @@ async def received(
 ) -> list[tuple[int, int, bool]]:
     """(start, stop, of all layers) of each chunk, whose arrays are checked."""
     chunks = []
-    async with linked(
-        transport, source, sink, read_whole_context=read_whole_context
-    ) as link:
+    async with linked(transport, source, sink, read_whole_context=read_whole_context) as link:
         link.publish(A, tokens)
         fetch = link.fetch(A)
         assert await fetch.admitted() == tokens
