@@ -37,16 +37,15 @@ def kv_needs(
     whole = -(-(length - 1) // block_size)
     if reach is None:
         return KVNeeds(PoolNeeds(block_bytes, whole), step_bytes, length)
-    computing = most_seen(reach, block_size, limits.max_batch_tokens, length - 1)
-    waiting = most_seen(reach, block_size, 1, length - 1) + 1  # for a token: to be decoded, fetched
+    at_once = limits.max_batch_tokens if Role.PREFILL in roles else 1
+    computing = most_seen(reach, block_size, at_once, length - 1)
+    waiting = most_seen(reach, block_size, 1, length - 1) + 1  # to be decoded, or to be fetched
     if Role.DECODE in roles:
         enough = limits.max_seqs * waiting + limits.max_prefill_seqs * computing
-        one = computing if Role.PREFILL in roles else max(computing, waiting)
     else:  # as many exported ones as one decode worker may wait for
         enough = limits.max_seqs * computing + sizes.max_decode_seqs * waiting
-        one = computing
     layer_bytes = block_bytes // traits.layers
-    windowed = PoolNeeds(layer_bytes * len(traits.windowed_layers), min(one, whole), enough)
+    windowed = PoolNeeds(layer_bytes * len(traits.windowed_layers), computing, enough)
     if not traits.whole_layers:
         return KVNeeds(windowed, step_bytes, length)
     return KVNeeds(

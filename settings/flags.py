@@ -78,7 +78,9 @@ ENGINE = Group(
         ),
         switch(
             "enable_prefix_cache_hbm",
-            "keep KV for prompts that begin alike, in multiples of prefill_len_padding", False,
+            "keep KV for prompts that begin alike, in multiples of prefill_len_padding; layers "
+            "with a window keep all of theirs then",
+            False,
         ),
         switch(
             "enable_chunked_prefill",

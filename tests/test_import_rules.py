@@ -55,7 +55,7 @@ JAX_FREE_ENGINE = {
         "scheduler", "blocks", "sequence", "plan", "events", "types", "programs", "fake", "engine",
         "runner", "exports", "admission", "batching", "growth", "copies", "pace", "prefill_order",
         "waiting", "under_way", "models.families", "models.weights", "block_hash", "prefix_cache",
-        "recount", "reuse", "slot_loads",
+        "recount", "reuse", "slot_loads", "layer_groups", "layer_needs",
     )
 }  # fmt: skip
 
