@@ -119,12 +119,12 @@ def test_too_few_windowed_blocks_for_any_step_are_named() -> None:
 def test_windowed_blocks_alone_may_cost_the_youngest_its_place() -> None:
     engine = windowed_engine(2 * SEES_AT_ONCE["a token"] + 1, chunk=7)
     for name in "abc":
-        engine.submit(Add(request(name, PROMPT[:6], max_tokens=30)))
+        engine.submit(Add(request(name, PROMPT[:2], max_tokens=30)))
     events = [event for new, _ in steps_of(engine) for event in new]
     lost = {e.attempt.request_id for e in events if isinstance(e, Failure)}
     assert lost == {"c"}
     for name in "ab":
-        assert output_of(events, name) == expected(PROMPT[:6], 30)
+        assert output_of(events, name) == expected(PROMPT[:2], 30)
 
 
 # ---- how much memory ----
