@@ -119,12 +119,12 @@ def test_too_few_windowed_blocks_for_any_step_are_named() -> None:
 def test_windowed_blocks_alone_may_cost_the_youngest_its_place() -> None:
     engine = windowed_engine(2 * SEES_AT_ONCE["a token"] + 1, chunk=7)
     for name in "abc":
-        engine.submit(Add(request(name, PROMPT[:6], max_tokens=30)))
+        engine.submit(Add(request(name, PROMPT[:2], max_tokens=30)))
     events = [event for new, _ in steps_of(engine) for event in new]
     lost = {e.attempt.request_id for e in events if isinstance(e, Failure)}
     assert lost == {"c"}
     for name in "ab":
-        assert output_of(events, name) == expected(PROMPT[:6], 30)
+        assert output_of(events, name) == expected(PROMPT[:2], 30)
 
 
 # ---- how much memory ----
@@ -152,16 +152,16 @@ def needs_of(length: int, roles: Role = COLOCATED, **config: bool) -> KVNeeds:
     return kv_needs(traits, reach, 26 * LAYER_BYTES, 0, limits, SIZES, 32, roles)
 
 
-def test_six_times_longer_contexts_fit_where_five_of_six_layers_have_windows() -> None:
-    device, config = Device("cpu", None), EngineConfig()
-    blocks, windowed = choose_blocks(device, needs_of(32768), config)
+def test_far_longer_contexts_fit_where_most_layers_have_windows() -> None:
+    device, config = Device(limit=2 * GIB, used=0), EngineConfig(hbm_utilization_factor=1.0)
+    blocks, windowed = choose_blocks(device, needs_of(131_072), config)
     # 32 sequences of 17 + 1 blocks, and a chunk of 544 tokens beside a window.
     assert windowed == 32 * 18 + 34
-    assert blocks == (GIB - windowed * 22 * LAYER_BYTES) // (4 * LAYER_BYTES)
-    assert blocks * 4 * LAYER_BYTES + windowed * 22 * LAYER_BYTES <= GIB
-    every, none = choose_blocks(device, needs_of(16384, enable_prefix_cache_hbm=True), config)
-    assert (every, none) == (GIB // (26 * LAYER_BYTES), 0)
-    assert every < 1024 < 2048 < blocks
+    assert blocks == (2 * GIB - windowed * 22 * LAYER_BYTES) // (4 * LAYER_BYTES) == 4837
+    every, none = choose_blocks(device, needs_of(32_768, enable_prefix_cache_hbm=True), config)
+    assert (every, none) == (2 * GIB // (26 * LAYER_BYTES), 0) == (1260, 0)
+    with pytest.raises(ConfigError, match="needs 4096 KV blocks, there are 1260"):
+        choose_blocks(device, needs_of(131_072, enable_prefix_cache_hbm=True), config)
 
 
 def test_a_sequence_has_room_before_windows_of_many_have() -> None:
