@@ -32,7 +32,6 @@ from router.errors import (
     BadRequest,
     DeadlinePassed,
     GenerationFailed,
-    Overloaded,
     ReaderTooSlow,
     Unavailable,
 )
@@ -45,12 +44,13 @@ from router.flight import (
     Flight,
 )
 from router.generation import NOT_URGENT, Tap
-from router.placement import Placement, place
+from router.placement import Placement
 from router.prompt_scores import PromptScores
 from router.room import Room
 from router.siblings import Siblings
 from router.urgency import Urgency
 from router.worker import Worker
+from router.worker_search import WorkerSearch
 from router.workers import WorkerPool
 
 log = logging.getLogger("hexserve.router")
@@ -61,12 +61,8 @@ MAX_LOST_ATTEMPTS = 5
 Some, as workers may die one after the other; few, as a request may be what kills them: whoever
 loses a worker cannot tell by which of its requests, or by none.
 """
-MAX_WAITING = 4096
-"""How many requests may wait for workers to come back."""
 MAX_UNREAD_TOKENS = 8192
 """How many tokens a client may be behind with reading."""
-FULL_RETRY_S = 0.1
-"""When workers whose queues are full are asked again for a request that has begun."""
 TRANSFER_GRACE_S = 0.25
 """How long a broken KV handoff waits for better news.
 
@@ -90,12 +86,12 @@ class Dispatcher:
         A request ends with GenerationFailed when `max_lost_attempts` in a row were lost.
         """
         self._pool = pool
-        self._rng = random.Random(seed)
         self._worker_wait_s = worker_wait_s
         self._max_lost_attempts = max_lost_attempts
         self._flights: dict[AttemptId, Flight] = {}
         self._room = Room(pool.waiting)
-        self._sequences = self._waiting = 0
+        self._search = WorkerSearch(pool, self._room, random.Random(seed))
+        self._sequences = 0
         self._draining = False
         pool.listen(self)
 
@@ -122,14 +118,14 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Sequences that wait here for a worker."""
-        return self._waiting
+        return self._search.waiting
 
     def health(self) -> dict[str, Any]:
         state = "draining" if self._draining else "ready" if self.ready else "waiting for workers"
         return {
             "state": state,
             "sequences": self._sequences,
-            "waiting_for_workers": self._waiting,
+            "waiting_for_workers": self._search.waiting,
             "workers": self._pool.describe(),
         }
 
@@ -187,7 +183,7 @@ class Dispatcher:
             attempt = sequence.attempt
             number += 1
             before = len(output)
-            placed = await self._workers_for(
+            placed = await self._search.workers_for(
                 prompt + tuple(output),
                 refusing,
                 deadline=(refused_at or loop.time()) + self._worker_wait_s,
@@ -281,74 +277,6 @@ class Dispatcher:
         """Its deadline has passed. The workers are told at once: its client may not read."""
         self._land(attempt, flight, finished=False)
         flight.cut(DeadlinePassed())
-
-    async def _workers_for(
-        self,
-        tokens: tuple[int, ...],
-        refusing: set[Worker],
-        *,
-        deadline: float,
-        only_first: bool,
-        reuses: bool,
-        begun: Callable[[], bool],
-        urgency: Urgency,
-        siblings: Siblings | None,
-    ) -> Placement:
-        """As `place`, but waits for workers that are lost, until `deadline` on the loop's clock.
-
-        A request that has `begun` also waits for room, as it cannot be refused any more, and
-        new ones do not pass it.
-
-        Raises:
-            DeadlinePassed: the request's own has.
-        """
-        loop = asyncio.get_running_loop()
-        if self._waiting >= MAX_WAITING:
-            return self._choose(tokens, refusing, siblings, only_first=only_first, reuses=reuses)
-        self._waiting += 1
-        try:
-            while True:
-                urgency.check()
-                left = deadline - loop.time()
-                for_room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-                try:
-                    return self._choose(
-                        tokens, refusing, siblings, only_first=only_first, reuses=reuses
-                    )
-                except Unavailable:
-                    if left <= 0 or self._pool.closing:
-                        raise
-                except Overloaded:
-                    if left <= 0 or not begun():
-                        raise
-                    refusing.clear()
-                    for_room = self._room.waited_for()
-                    self._pool.waiting.wake_within(FULL_RETRY_S)
-                with for_room, contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(urgency.before(deadline)):
-                        await self._pool.wait_for_change(urgency.priority)
-        finally:
-            self._waiting -= 1
-
-    def _choose(
-        self,
-        tokens: Sequence[int],
-        refusing: set[Worker],
-        siblings: Siblings | None,
-        *,
-        only_first: bool,
-        reuses: bool,
-    ) -> Placement:
-        return place(
-            self._pool.fleet,
-            self._pool.prefixes,
-            tokens,
-            refusing,
-            self._rng,
-            only_first=only_first,
-            reuses=reuses,
-            siblings=siblings,
-        )
 
     def _land(self, attempt: AttemptId, flight: Flight, *, finished: bool) -> None:
         """Forget an attempt, and have its workers forget it too; idempotent."""

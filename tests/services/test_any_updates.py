@@ -18,7 +18,7 @@ from engine.types import (
     TokenDelta,
 )
 from protos.codec import RejectedAttempt
-from router import dispatch
+from router import dispatch, worker_search
 from router.errors import ServingError
 from tests.services.scene import Scene, attempt
 
@@ -84,6 +84,6 @@ def test_a_stream_is_a_beginning_of_the_truth_and_nothing_stays(
 ) -> None:
     with (
         patch.object(dispatch, "TRANSFER_GRACE_S", 0.0),
-        patch.object(dispatch, "FULL_RETRY_S", 0.0),
+        patch.object(worker_search, "FULL_RETRY_S", 0.0),
     ):
         asyncio.run(play(script))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from engine.types import AttemptId, FinishReason, SamplingParams, SequenceId
 from router.errors import BadRequest, Overloaded, Unavailable
 from router.generation import NOT_URGENT
+from router.placement import place
 from tests.services.deployment import (
     CHUNK_TOKENS,
     EACH_TRANSPORT,
@@ -115,8 +117,11 @@ async def test_earlier_output_is_gone_on_from(topology: str) -> None:
     async with deployment(topology) as served:
         for count in range(1, 8):
             known = (*prompt, *whole[:count])
+            pool, only_first = served.pool, count == 7
             flight = served.dispatcher._take_off(
-                served.dispatcher._choose(known, set(), None, only_first=count == 7, reuses=True),
+                place(
+                    pool.fleet, pool.prefixes, known, (), random.Random(1), only_first=only_first
+                ),
                 SequenceId(AttemptId(f"resumed-{count}", 3), 0),
                 prompt,
                 tuple(whole[:count]),

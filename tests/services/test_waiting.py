@@ -15,7 +15,7 @@ from engine.types import (
     SamplingParams,
 )
 from protos.codec import RejectedAttempt, StartOrder, StepUpdate
-from router import dispatch
+from router import worker_search
 from router.errors import Overloaded, Unavailable
 from router.policy import LOCAL_MOST_TOKENS
 from tests.services.deployment import eventually
@@ -191,7 +191,7 @@ async def test_a_choice_waits_for_room_once_another_of_its_request_has_begun() -
 async def test_waiting_for_room_has_an_end_however_often_it_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 0.001)
+    monkeypatch.setattr(worker_search, "FULL_RETRY_S", 0.001)
     scene = Scene(worker_wait_s=0.05)
     asking = await scene.ask()
     scene.tell(scene.prefill, delta(0, 0, 5))
@@ -238,7 +238,7 @@ async def ended(*tasks: asyncio.Task) -> None:
 async def test_a_new_request_does_not_pass_one_that_has_begun_and_waits_for_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 60.0)
+    monkeypatch.setattr(worker_search, "FULL_RETRY_S", 60.0)
     scene = Scene(worker_wait_s=60)
     waiting = await wait_for_room(scene)
     await eventually(lambda: scene.dispatcher.waiting == 1)
@@ -256,7 +256,7 @@ async def test_a_new_request_does_not_pass_one_that_has_begun_and_waits_for_room
 async def test_as_many_as_have_left_a_queue_are_asked_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_RETRY_S", 60.0)
+    monkeypatch.setattr(worker_search, "FULL_RETRY_S", 60.0)
     scene = Scene(worker_wait_s=60)
     tell_queue(scene, 9)
     tasks = [await wait_for_room(scene, name=name) for name in "abc"]
