@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 
 from engine.admission import Admission
+from engine.batch_rows import batch_row
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
 from engine.events import (
@@ -30,12 +31,10 @@ from engine.growth import Growth
 from engine.layer_groups import all_kept, layer_groups
 from engine.limits import Limits
 from engine.plan import (
-    LAST_SAMPLED,
     BatchRow,
     Entry,
     ExportKV,
     ImportKV,
-    RowSampling,
     RunBatch,
     StepOutcome,
     StepPlan,
@@ -45,7 +44,7 @@ from engine.prefix_cache import PrefixCache
 from engine.recount import check_blocks, check_queue
 from engine.reuse import Reuse
 from engine.sequence import Sequence, SequenceState, no_tables
-from engine.slot_loads import biases_at, slot_loads
+from engine.slot_loads import slot_loads
 from engine.types import (
     AttemptId,
     Failure,
@@ -364,22 +363,10 @@ class Scheduler:
 
     def _row(self, sequence: Sequence, stop: int) -> _Row:
         """Compute tokens [sequence.scheduled, stop), and sample if they are all there are."""
-        start, choose = sequence.scheduled, None
-        tokens = tuple(sequence.tokens[start:stop]) or (LAST_SAMPLED,)
-        covering = self.pool.blocks_for(stop)
-        tables = [sequence.tables[group.index][:covering] for group in self._groups]
-        if stop == sequence.length:
-            biases = biases_at(sequence, stop)
-            choose = RowSampling(sequence.sampling, sequence.id.choice, stop, biases)
-            sequence.unread += 1
+        row = batch_row(sequence, stop, self._groups)
+        sequence.unread += row.sampling is not None
         sequence.scheduled = stop
         sequence.last_step = self._under_way.next_number
-        best = sequence.sampling.prompt_logprobs
-        targets = () if best is None else sequence.request.prompt[start + 1 : stop + 1]
-        row = BatchRow(
-            sequence.id, tokens, start, tables[0], sequence.slot, choose, targets, best or 0,
-            tables[1] if len(tables) > 1 else None,
-        )  # fmt: skip
         return row, sequence
 
     # ---- results ----
