@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from engine.admission import Admission
-from engine.batch_rows import batch_row
+from engine.batch_rows import batch_row, take_token
 from engine.blocks import BlockPool
 from engine.copies import CopyQueue
 from engine.events import (
@@ -53,7 +53,6 @@ from engine.types import (
     Role,
     SequenceId,
     SequenceRequest,
-    TokenDelta,
 )
 from engine.under_way import StepsUnderWay
 
@@ -382,21 +381,12 @@ class Scheduler:
             self._events.append(outcome.prompt_logprobs[row.id])
         if row.sampling is None:
             return
-        token = outcome.tokens[row.id]
-        index, cached = sequence.output_count, self._reuse.of_prompt(sequence)
-        prefills = Role.PREFILL in sequence.request.roles
-        prefilled = prefills and index == len(sequence.request.output)
-        prefill_s = time.monotonic() - sequence.admitted if prefilled else 0.0
-        sequence.unread -= 1
-        sequence.tokens.append(token)
-        finish = sequence.finish_after(token, self.limits.max_model_len)
-        logprobs = outcome.logprobs.get(row.id)
-        scored = None if logprobs is None else (logprobs,)
-        delta = TokenDelta(row.id, index, (token,), scored, finish, cached, prefill_s=prefill_s)
+        cached = self._reuse.of_prompt(sequence)
+        delta = take_token(sequence, outcome, cached, self.limits.max_model_len)
         self._events.append(delta)
         if exporting:
             self._events.append(Prefilled(sequence.request.transfer_id, delta))
-        if finish is not None:
+        if delta.finish is not None:
             self._end(sequence)
         elif exporting:
             self._prefilling.remove(sequence)
