@@ -18,7 +18,7 @@ PROMPT = (1, 2, 3, 4, 5)
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by a second whenever it is read."""
     seconds = map(float, itertools.count(1))
-    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("engine.batch_rows.time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 
 @pytest.mark.parametrize("output", [(), (7, 8)])
