@@ -18,7 +18,9 @@ PROMPT = (1, 2, 3, 4, 5)
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by a second whenever it is read."""
     seconds = map(float, itertools.count(1))
-    monkeypatch.setattr("engine.batch_rows.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    for module in ("scheduler", "batch_rows"):
+        monkeypatch.setattr(f"engine.{module}.time", clock)
 
 
 @pytest.mark.parametrize("output", [(), (7, 8)])
