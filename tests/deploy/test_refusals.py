@@ -204,7 +204,7 @@ def test_a_model_with_arithmetic_tells_its_weights_and_blocks(
     launcher = launch(*SERVE, f"--model={llama_folder}", "--num_blocks=64", "--no_warmup")
     launcher.ready_url()
     launcher.wait_for(r"weights: \d+\.\d+ GiB as float32 in")
-    launcher.wait_for(r"KV cache: 64 blocks of 32 tokens, 2048 tokens, \d+\.\d+ GiB as float32")
+    launcher.wait_for(r"KV cache: 64 blocks of 32 tokens, 2048 tokens, \d+\.\d+ MiB as float32")
     launcher.wait_for(r"kernels: cpu \(\w+\)")
 
 
