@@ -220,7 +220,7 @@ def test_the_kv_cache_has_a_dtype_of_its_own(launch: Launch, llama_folder: Path)
     launcher = launch(*SERVE, f"--model={llama_folder}", *flags, "--tensor_parallel_size=2")
     launcher.ready_url()
     launcher.wait_for(r"weights: \d+\.\d+ GiB as float32 in")
-    launcher.wait_for(r"GiB as bfloat16 on each of 2 devices")
+    launcher.wait_for(r"MiB as bfloat16 on each of 2 devices")
 
 
 @pytest.mark.parametrize(
