@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -44,6 +45,8 @@ class PromptHTTPProtocol(HttpToolsProtocol):
     Requests can have their answers written by `router.direct_write`.
     """
 
+    _cycles: Sequence[RequestResponseCycle] = ()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_limit = self.loop.call_later(HEAD_WITHIN_S, self._check_head)
@@ -51,11 +54,16 @@ class PromptHTTPProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_limit.cancel()
         super().connection_lost(exc)
+        for cycle in self._cycles:  # uvicorn tells none but the last of pipelined ones
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # makes the cycle; its task does not run before this returns
         scope: Any = self.scope
         scope[SCOPE_KEY] = DirectBody(self.cycle)
+        self._cycles = [*(c for c in self._cycles if not c.response_complete), self.cycle]
 
     def _check_head(self) -> None:
         cycle: Any = self.cycle  # made when a head is complete

@@ -197,6 +197,7 @@ async def running_router(
         uvicorn.Config(
             create_app(context),
             http=PromptHTTPProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",

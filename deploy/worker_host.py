@@ -79,7 +79,8 @@ class WorkerHost:
         self._roles = roles
         self._address = address
         sources = address.sources if Role.PREFILL in roles else ()
-        info = WorkerInfo(secrets.randbits(63), roles, built.limits, sources, spare_roles)
+        epoch, shares = secrets.randbits(63), built.reach is None
+        info = WorkerInfo(epoch, roles, built.limits, sources, spare_roles, shares)
         self._sessions = SessionServer(info, self)
         self._prefill.attach(self._sessions)
         self._decode.attach(self._sessions)

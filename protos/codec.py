@@ -79,7 +79,7 @@ class WorkerInfo:
     """A decoded Welcome: what a worker is. `epoch` is new for every worker process.
 
     `spare_roles` are those it takes when no worker that is meant for them is left, or when there
-    is so little to do that it is done sooner here.
+    is so little to do that it is done sooner here. `siblings`: the choices of a prompt share KV.
     """
 
     epoch: int
@@ -87,6 +87,7 @@ class WorkerInfo:
     limits: ModelLimits
     sources: tuple[str, ...]
     spare_roles: Role = NO_ROLES
+    siblings: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ def encode_welcome(info: WorkerInfo) -> wire.Welcome:
         ),
         sources=info.sources,
         spare_roles=info.spare_roles.value,
+        siblings=info.siblings,
     )
 
 
@@ -246,6 +248,7 @@ def decode_welcome(message: wire.Welcome) -> WorkerInfo:
         ),
         tuple(message.sources),
         Role(message.spare_roles),
+        message.siblings,
     )
 
 

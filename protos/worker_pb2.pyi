@@ -142,20 +142,22 @@ class Up(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., cache_snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "epoch", "roles", "limits", "sources", "spare_roles")
+    __slots__ = ("protocol_version", "epoch", "roles", "limits", "sources", "spare_roles", "siblings")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SPARE_ROLES_FIELD_NUMBER: _ClassVar[int]
+    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
     roles: int
     limits: ModelLimits
     sources: _containers.RepeatedScalarFieldContainer[str]
     spare_roles: int
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., roles: _Optional[int] = ..., limits: _Optional[_Union[ModelLimits, _Mapping]] = ..., sources: _Optional[_Iterable[str]] = ..., spare_roles: _Optional[int] = ...) -> None: ...
+    siblings: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., roles: _Optional[int] = ..., limits: _Optional[_Union[ModelLimits, _Mapping]] = ..., sources: _Optional[_Iterable[str]] = ..., spare_roles: _Optional[int] = ..., siblings: _Optional[bool] = ...) -> None: ...
 
 class ModelLimits(_message.Message):
     __slots__ = ("fingerprint", "vocab_size", "max_model_len", "block_size", "num_blocks", "max_seqs", "eos_token_ids")

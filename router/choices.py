@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 
 from router.output import Piece, join
 from router.sequence import PieceStream, TextSequence
@@ -96,9 +96,13 @@ class Choices:
         if len(self._sequences) == 1:
             self._sequences[0].send_to(stream)
 
+    def counted(self) -> AbstractContextManager[None]:
+        """The request counts as running inside."""
+        return self._sequences[0].counted()
+
     async def _merged(self, room: asyncio.Semaphore) -> AsyncGenerator[tuple[int, Piece], None]:
         merged: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(MAX_PIECES_AHEAD)
-        with self._sequences[0].counted():  # also while all that is left waits for room
+        with self.counted():  # also while all that is left waits for room
             tasks: list[asyncio.Task[None]] = []
             try:
                 for number, sequence in enumerate(self._sequences):

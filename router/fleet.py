@@ -21,6 +21,7 @@ _FIRST_ROWS = 64
 _COLUMNS: dict[str, tuple[str, float]] = {
     "roles": ("i1", 0),  # 0: the row is nobody's
     "spare_roles": ("i1", 0),
+    "siblings": ("?", 1),  # the choices of a prompt share its KV
     "taking": ("?", 0),  # not draining
     "max_seqs": ("f8", 1),
     "num_blocks": ("f8", 1),
@@ -47,6 +48,7 @@ class Fleet:
         table: column → array [rows]; an array each, as costs read few columns of all rows.
         workers: [rows]; None where a row is nobody's.
         fingerprint: of the model that they serve, all the same; "" before the first.
+        siblings: the choices of a prompt share its KV on all of them.
     """
 
     def __init__(self) -> None:
@@ -56,6 +58,7 @@ class Fleet:
         self.workers: list[Worker | None] = []
         self.fingerprint = ""
         self.block_sizes: frozenset[int] = frozenset()
+        self.siblings = True
         self._free: list[int] = []
         self._groups: dict[tuple[int, int], Rows] = {}
 
@@ -76,7 +79,7 @@ class Fleet:
         self.fingerprint = limits.fingerprint
         table["roles"][row], table["spare_roles"][row] = info.roles.value, info.spare_roles.value
         table["max_seqs"][row], table["num_blocks"][row] = limits.max_seqs, limits.num_blocks
-        table["block_size"][row] = limits.block_size
+        table["block_size"][row], table["siblings"][row] = limits.block_size, info.siblings
         self._regroup()
         self._suppose_rates()
         return row
@@ -109,9 +112,11 @@ class Fleet:
         """
         table = self.table
         table["sent_tokens"][row], table["sequences"][row] = sent_tokens, sequences
-        known = table["rated"][row] and table["prefill_rate"][row] == prefill_rate
-        if prefill_rate is not None and not known:
-            table["prefill_rate"][row], table["rated"][row] = prefill_rate, True
+        rated = prefill_rate is not None
+        if rated != table["rated"][row] or (rated and prefill_rate != table["prefill_rate"][row]):
+            table["rated"][row] = rated
+            if rated:
+                table["prefill_rate"][row] = prefill_rate
             self._suppose_rates()
 
     def _suppose_rates(self) -> None:
@@ -122,6 +127,7 @@ class Fleet:
 
     def _regroup(self) -> None:
         self._groups.clear()
+        self.siblings = bool(self.table["siblings"].all())
         sizes = self.table["block_size"][self.table["roles"] > 0]
         self.block_sizes = frozenset(int(size) for size in np.unique(sizes))
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 _RATED_TOKENS = 256
 """Shorter prefills tell the round trip rather than the rate."""
+FORGOTTEN_S = 60.0
+"""A rate that is as old tells nothing: who was slow once is tried again."""
 _KEPT = 0.9
 """How much each prefill leaves of the weight of those before it."""
 
@@ -14,19 +16,22 @@ _KEPT = 0.9
 class PrefillRate:
     """Tokens/s over the last prefills, each weighted by its tokens."""
 
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = self._seconds = self._last = 0.0
+        self._clock = clock
 
     def add(self, tokens: int, seconds: float) -> None:
         """`tokens` were computed, and nothing else, in `seconds`."""
         if tokens >= _RATED_TOKENS:
+            self._last = self._clock()
             self._tokens = _KEPT * self._tokens + tokens
             self._seconds = _KEPT * self._seconds + seconds
 
     @property
     def value(self) -> float | None:
-        """None before the first."""
-        return self._tokens / self._seconds if self._seconds > 0 else None
+        """None before the first, and once it is forgotten."""
+        fresh = self._seconds > 0 and self._clock() < self._last + FORGOTTEN_S
+        return self._tokens / self._seconds if fresh else None
 
 
 class InFlight:
@@ -44,7 +49,7 @@ class InFlight:
         """`rate`: as it is known from before."""
         self.prefill_tokens = 0
         self.sequences = 0
-        self.rate = PrefillRate() if rate is None else rate
+        self.rate = PrefillRate(clock) if rate is None else rate
         self._clock = clock
         self._busy_since = 0.0
 

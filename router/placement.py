@@ -47,6 +47,8 @@ def place(
         Unavailable: a role has no worker, or there is none at all.
         Overloaded: it has, and all of them refuse.
     """
+    if not fleet.siblings:
+        siblings = None
     if siblings is not None:
         followed = siblings.follow(fleet, refusing, only_first=only_first)
         if followed is not None:

@@ -49,10 +49,12 @@ class PreparedRequest:
         Raises:
             ServingError: as the generator does.
         """
-        outputs = await self.choices.whole(room)
-        usage = self.choices.usage()
-        listed = self.choices.prompt_and_output_tokens() if self.options.return_token_ids else 0
-        return await answer_bytes(lambda: self.answer.whole(outputs, usage), outputs, listed)
+        choices = self.choices
+        with choices.counted():  # also while the answer is written
+            outputs = await choices.whole(room)
+            usage = choices.usage()
+            listed = choices.prompt_and_output_tokens() if self.options.return_token_ids else 0
+            return await answer_bytes(lambda: self.answer.whole(outputs, usage), outputs, listed)
 
 
 async def prepare_completion(

@@ -148,7 +148,7 @@ class TextSequence:
                 self._sampling,
                 request_id=secrets.token_hex(16),  # random: clients may choose equal public ids
                 choice=self._choice,
-                begun=lambda: record.output_tokens > 0,
+                begun=lambda: record.output_tokens > 0 or bool(record.reasons),
                 urgency=self._options.urgency.of_age(time.perf_counter() - record.arrived),
                 siblings=self._siblings,
                 tap=self,

@@ -6,6 +6,9 @@ import asyncio
 import bisect
 import itertools
 
+PROBES = 8
+"""How many ask again without news. Each may cost a start that is refused, and thousands wait."""
+
 
 class WaitingLine:
     """Lives on one loop. Whoever is woken runs before whoever is woken after it."""
@@ -40,6 +43,13 @@ class WaitingLine:
             woken.set_result(None)
 
     def wake_within(self, seconds: float) -> None:
-        """Wake all, those that come until then included, even if there is no news."""
+        """Wake the first PROBES then even if there is no news; and again, while anybody waits."""
         if self._later is None:
-            self._later = asyncio.get_running_loop().call_later(seconds, self.wake)
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(seconds, self._wake_some, seconds)
+
+    def _wake_some(self, seconds: float) -> None:
+        self._later = None
+        self.wake_first(PROBES)
+        if any(not woken.done() for _, _, woken in self._waiting):
+            self.wake_within(seconds)

@@ -41,7 +41,6 @@ class Worker(InFlight):
         self._fleet = fleet
         self.row: int | None = fleet.join(self, info)
         self.told()
-        self._changed()
 
     @property
     def address(self) -> str:
@@ -69,6 +68,7 @@ class Worker(InFlight):
         """Its session has new load."""
         if self.row is not None:
             self._fleet.loaded(self.row, self.load, draining=self.draining)
+            self._changed()  # the rate may be forgotten by now
 
     def leave(self) -> None:
         """It is lost; attempts that end later are not counted anywhere."""

@@ -270,3 +270,13 @@ async def test_later_choices_are_told_that_the_request_has_begun(
     generator.script = batches("Hi")
     await client.complete(n=3)
     assert [call.late for call in generator.calls] == [False, True, True]
+
+
+async def test_a_prompt_of_a_list_that_is_done_counts_as_begun(
+    client: Client, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts alone no token comes; the others wait for room nevertheless."""
+    monkeypatch.setattr(choices, "MAX_AT_ONCE", 1)
+    generator.script = batches("x", 1)
+    await client.complete(prompt=["a", "b"], echo=True, max_tokens=0)
+    assert [call.late for call in generator.calls] == [False, True]

@@ -127,6 +127,22 @@ async def test_a_client_that_leaves_is_an_abort(
     await until(lambda: aborted in context.metrics.render())
 
 
+async def test_a_client_that_leaves_a_pipelined_request_is_an_abort(
+    server_url: str, generator: ScriptedGenerator
+) -> None:
+    generator.script = [[97], [98], Pause()]
+    host, port = server_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps({"prompt": "p", "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content + b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b'"b"')
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: generator.calls[0].closed.is_set())
+    assert not generator.calls[0].finished
+
+
 async def test_leaving_does_not_disturb_the_next_request(
     server_url: str, generator: ScriptedGenerator
 ) -> None:

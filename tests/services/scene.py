@@ -41,6 +41,7 @@ class FakeWorker(InFlight):
     draining: bool = False
     model: str = "m"
     spare: bool = False
+    siblings: bool = True
     row: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class FakeWorker(InFlight):
     def info(self) -> WorkerInfo:
         limits = dataclasses.replace(LIMITS, fingerprint=self.model)
         spare = Role.PREFILL if self.spare else NO_ROLES
-        return WorkerInfo(1, self.roles, limits, (f"grpc://{self.name}:1",), spare)
+        return WorkerInfo(1, self.roles, limits, (f"grpc://{self.name}:1",), spare, self.siblings)
 
     def start(self, order: StartOrder) -> None:
         self.orders.append(order)

@@ -8,7 +8,7 @@ from engine.types import AttemptId, Role, SequenceId, TokenDelta
 from protos.codec import NO_ROLES, WorkerInfo
 from router.fleet import DEFAULT_PREFILL_RATE, Fleet
 from router.flight import Flight
-from router.in_flight import InFlight
+from router.in_flight import FORGOTTEN_S, InFlight
 from tests.services.deployment import deployment, eventually
 from tests.services.scene import LIMITS, FakeWorker
 
@@ -50,6 +50,18 @@ async def test_what_was_computed_is_rated(uncached: int, found: int, rate: float
     assert worker.prefill_tokens == 0
 
 
+async def test_a_slow_prefill_is_forgotten() -> None:
+    """So that a worker that was stalled once is tried again."""
+    clock = Clock()
+    worker = InFlight(clock)
+    prefilled(worker, clock, 10.0, tokens=1000, uncached=1000, found=0)
+    assert worker.rate.value == 100.0
+    clock.now += FORGOTTEN_S
+    assert worker.rate.value is None
+    prefilled(worker, clock, 1.0, tokens=1000, uncached=1000, found=0)
+    assert worker.rate.value is not None
+
+
 async def test_a_later_token_that_comes_first_tells_nothing() -> None:
     worker = InFlight()
     flight = Flight((worker, InFlight()), 0, 4000, 4000)
@@ -69,6 +81,8 @@ def test_a_worker_that_was_never_seen_is_supposed_to_be_as_fast_as_the_others() 
     three = fleet.join(FakeWorker("c", Role.DECODE), info)  # type: ignore[arg-type]
     fleet.counted(two, 0, 1, 500.0)
     assert rates[[one, two, three]].tolist() == [300.0, 500.0, 400.0]
+    fleet.counted(one, 0, 1, None)  # forgotten
+    assert rates[[one, two, three]].tolist() == [500.0, 500.0, 500.0]
     fleet.leave(one)
     fleet.counted(two, 0, 2, 600.0)
     assert rates[[two, three]].tolist() == [600.0, 600.0]

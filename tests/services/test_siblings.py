@@ -63,6 +63,15 @@ def test_all_follow_the_first_and_compute_their_own_tokens() -> None:
     assert not set(others.next()[0]) & set(first), "another prompt goes elsewhere"
 
 
+def test_they_go_each_their_way_where_nothing_is_shared() -> None:
+    """Windowed layers give back what others would begin with."""
+    prefill, decode = workers(Role.PREFILL, "p1", "p2"), workers(Role.DECODE, "d", siblings=False)
+    placing = Placing(8, *prefill, *decode)
+    placed = [placing.next() for _ in range(8)]
+    assert Counter(names[0] for names, _ in placed) == {"p1": 4, "p2": 4}
+    assert {uncached for _, uncached in placed} == {len(PROMPT)}
+
+
 def test_what_finds_no_slot_goes_to_the_next_worker_by_the_same_prefill_worker() -> None:
     """Workers have 8 slots."""
     placing = Placing(13, *pairs())

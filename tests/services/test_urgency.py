@@ -10,7 +10,7 @@ from engine.types import FinishReason, SamplingParams
 from protos.codec import RejectedAttempt
 from router.errors import DeadlinePassed
 from router.urgency import Urgency
-from router.waiting_line import WaitingLine
+from router.waiting_line import PROBES, WaitingLine
 from tests.services.deployment import (
     TOPOLOGIES,
     collect,
@@ -160,6 +160,26 @@ async def test_a_line_wakes_those_who_wait_and_forgets_those_who_left() -> None:
     assert not again.done()
     line.wake_within(0.001)
     await asyncio.wait_for(again, 2)
+
+
+async def test_without_news_a_few_ask_at_a_time_until_nobody_waits() -> None:
+    line, at_once = WaitingLine(), list[int]()
+    woken = 0
+
+    async def wait() -> None:
+        nonlocal woken
+        await line.wait()
+        woken += 1
+
+    tasks = [asyncio.create_task(wait()) for _ in range(2 * PROBES + 1)]
+    await asyncio.sleep(0)
+    line.wake_within(0.001)
+    while not all(task.done() for task in tasks):
+        before = woken
+        await asyncio.wait(tasks, timeout=2, return_when=asyncio.FIRST_COMPLETED)
+        tasks = [task for task in tasks if not task.done()]
+        at_once.append(woken - before)
+    assert at_once == [PROBES, PROBES, 1]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
