@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,16 @@ def answer(url: str, prompt: str) -> str:
     response = httpx.post(f"{url}/v1/completions", json=body, trust_env=False)
     text: str = response.json()["choices"][0]["text"]
     return text
+
+
+def scored(url: str, question: str, choice: str) -> tuple[float, bool]:
+    """The log-probability of a choice after its question, and whether it is the likeliest text."""
+    body = {"prompt": f"{question} {choice}", "max_tokens": 0, "echo": True, "logprobs": 1}
+    response = httpx.post(f"{url}/v1/completions", json=body, trust_env=False)
+    told = response.json()["choices"][0]["logprobs"]
+    begins = told["text_offset"].index(len(question))
+    own, best = told["token_logprobs"][begins:], told["top_logprobs"][begins:]
+    return sum(own), all(p == max(top.values()) for p, top in zip(own, best, strict=True))
 
 
 def evaluate(served: Served, folder: Path, **task: str) -> list[dict[str, Any]]:
@@ -72,9 +81,8 @@ def test_choices_by_their_likelihood(served: Served, tmp_path: Path) -> None:
         served, tmp_path, kind="multiple_choice", target="0", metric="acc",
         more=f"doc_to_choice: {json.dumps(CHOICES)}",
     )  # fmt: skip
-    for sample in samples:
-        assert len(sample["resps"]) == len(CHOICES)
-        for (likelihood, greedy), *_ in sample["resps"]:
-            assert math.isfinite(float(likelihood))
-            assert float(likelihood) <= 0
-            assert greedy in (True, False, "True", "False")
+    for question, sample in zip(QUESTIONS, samples, strict=True):
+        for choice, ((likelihood, greedy), *_) in zip(CHOICES, sample["resps"], strict=True):
+            by_hand, is_greedy = scored(served.url, question, choice)
+            assert float(likelihood) == pytest.approx(by_hand, abs=1e-4)
+            assert str(greedy) == str(is_greedy)
